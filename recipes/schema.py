@@ -1,0 +1,144 @@
+"""What a recipe may say: every key, its type, its default and its meaning.
+
+The defaults are the paper's values for the autoregressive models (arXiv 2610.26296, section 7) where it
+gives one; README has the table of what it leaves open and what stands here instead.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Arm = Literal["plain", "message", "adapter", "merged"]
+Dtype = Literal["float32", "bfloat16"]
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+INCOMPLETE_REQUEST_MESSAGE = (
+    "The user is still typing: the request below may be incomplete. Answer it as you expect it to read once it is "
+    "finished. Do not ask for the rest and do not mention that anything is missing; write the full answer at once."
+)
+
+
+class Section(BaseModel):
+    """Frozen, and closed: a key that is not declared here is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+
+
+class Run(Section):
+    """Where the run lives and what it draws its randomness from."""
+
+    dir: str | None = Field(None, description="the run's folder; runs/<recipe name> when not given")
+    seed: int = Field(0, description="seed of cuts, data order, adapter initialisation and bootstrap")
+
+
+class Model(Section):
+    """The base model."""
+
+    name: str = Field("embedded", description="hub id, local folder, or 'embedded' (SmolLM2-135M-Instruct from PyPI)")
+    revision: str | None = Field(None, description="hub commit or tag; leave empty for a local folder")
+    family: Literal["smollm2", "qwen3", "llama3", "gemma3"] = Field("smollm2", description="row of headstart/family.py")
+    dtype: Dtype = Field("bfloat16", description="dtype that the weights are loaded in, for training and evaluation")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
+
+
+class Prompt(Section):
+    """What surrounds a request."""
+
+    system_message: str = Field(
+        INCOMPLETE_REQUEST_MESSAGE,
+        min_length=1,
+        description="system message for incomplete requests, used in training and by every arm but 'plain'",
+    )
+
+
+class Data(Section):
+    """Training pairs."""
+
+    corpus: Literal["seed"] = Field("seed", description="where requests come from")
+    limit: Count | None = Field(None, description="use at most so many training requests; all when not given")
+    heldout_tasks: int = Field(12, ge=0, description="tasks whose requests are set aside and never trained on")
+    cuts: Count = Field(2, description="distinct prefixes drawn from one request")
+    cut: Literal["sentence", "inside"] = Field("sentence", description="cut at a sentence's end, or inside a sentence")
+    answers: Literal["corpus", "self"] = Field("self", description="the corpus' answers, or the base model's own")
+    max_new_tokens: Count = Field(512, description="limit of a self-made answer; one that reaches it is dropped")
+    batch_size: Count = Field(16, description="requests decoded abreast for answers=self")
+
+
+class Train(Section):
+    """The adapter. Batch size per process and accumulation follow from effective_batch and the number of processes."""
+
+    rank: Count = Field(8, description="LoRA rank")
+    alpha: Count = Field(16, description="LoRA alpha")
+    dropout: Share = Field(0.05, description="LoRA dropout")
+    learning_rate: float = Field(2e-5, gt=0, description="peak learning rate")
+    schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="learning rate after the warm-up")
+    warmup_steps: int = Field(30, ge=0, description="steps of linear warm-up")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW weight decay")
+    max_grad_norm: float = Field(1.0, gt=0, description="gradient clipping")
+    effective_batch: Count = Field(16, description="pairs in one optimizer step, over all processes")
+    micro_batch: Count = Field(1, description="pairs in one forward pass of one process")
+    max_length: Count = Field(2048, description="longer pairs (prompt + answer, tokens) are dropped and counted")
+    steps: Count = Field(1000, description="optimizer steps")
+    gradient_checkpointing: bool = Field(False, description="recompute activations to save memory")
+    save_every: Count = Field(100, description="steps between checkpoints that a killed run resumes from")
+    log_every: Count = Field(10, description="steps between two lines of the log")
+
+
+class Merge(Section):
+    """The merged model."""
+
+    dtype: Dtype | None = Field(None, description="dtype of the merged weights; the base's stored dtype when not given")
+    max_new_tokens: Count = Field(48, description="greedy tokens compared on each self-check prompt")
+
+
+class Eval(Section):
+    """One arm, replayed."""
+
+    arm: Arm = Field("message", description="which model and prompt: plain, message, adapter or merged")
+    benchmarks: tuple[str, ...] = Field(
+        ("humaneval",), min_length=1, description="names from eval/benchmarks, or paths of .jsonl files of that schema"
+    )
+    limit: Count | None = Field(None, description="first so many requests of each benchmark; all when not given")
+    timed: int | None = Field(None, ge=0, description="requests of each benchmark that are also timed, one at a time")
+    replay: Literal["last", "full"] = Field("last", description="make the last draft only, or every draft")
+    acceptance: Literal["greedy", "threshold", "top_k"] = Field("greedy", description="rule that keeps draft tokens")
+    tau: Annotated[float, Field(gt=0.0, le=1.0)] = Field(0.5, description="acceptance=threshold: least probability")
+    top_k: Count = Field(2, description="acceptance=top_k: the token is among the k most likely")
+    max_new_tokens: Count = Field(512, description="limit of an answer, counted from the answer's start")
+    batch_size: Count = Field(16, description="requests decoded abreast in every part that is not timed")
+    allow_code_execution: bool = Field(False, description="run the answers' code in the sandbox to score them")
+    time_limit: float = Field(10.0, gt=0, description="seconds that one answer's tests may take")
+    memory_limit: Count = Field(1024, description="MiB that one answer's tests may take")
+
+    @model_validator(mode="after")
+    def _walked_where_the_path_matters(self) -> "Eval":
+        if self.replay == "last" and self.acceptance != "greedy":
+            raise ValueError(
+                f"replay=last holds only under acceptance=greedy; with acceptance={self.acceptance} set eval.replay=full"
+            )
+        return self
+
+
+class Report(Section):
+    """Before against after."""
+
+    before: str = Field("message", description="arm, or path of an eval/<arm> folder: before, for speed")
+    after: str = Field("merged", description="arm, or path of an eval/<arm> folder: after")
+    quality_before: str = Field("plain", description="arm, or path: before, for the verdict on quality")
+    bootstrap: Count = Field(2000, description="resamples behind each interval")
+    confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = Field(0.95, description="coverage of each interval")
+    replays: int = Field(24, ge=0, description="requests of each benchmark shown step by step in report.html")
+
+
+class Recipe(Section):
+    """One run, from data to report."""
+
+    run: Run = Run()
+    model: Model = Model()
+    prompt: Prompt = Prompt()
+    data: Data = Data()
+    train: Train = Train()
+    merge: Merge = Merge()
+    eval: Eval = Eval()
+    report: Report = Report()
