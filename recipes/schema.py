@@ -115,7 +115,7 @@ class Eval(Section):
     def _walked_where_the_path_matters(self) -> "Eval":
         if self.replay == "last" and self.acceptance != "greedy":
             raise ValueError(
-                f"replay=last holds only under acceptance=greedy; with acceptance={self.acceptance} set eval.replay=full"
+                f"replay=last holds under acceptance=greedy only; with {self.acceptance} set eval.replay=full"
             )
         return self
 

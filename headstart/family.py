@@ -1,0 +1,110 @@
+"""One frozen row per model family, chosen by name in the recipe and checked against the loaded model.
+
+A family is never guessed from a file. Everything that differs between families is a value in its row.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+from recipes.errors import UserError
+
+ATTENTION_PROJECTIONS = r"(model\.)?(language_model\.)?(model\.)?layers\.\d+\.self_attn\.(q|k|v|o)_proj"
+"""Attention projections of the language layers; a vision tower's `encoder.layers` does not match in full."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """What headstart has to know of a model family.
+
+    `system_role`: where the template puts a system message: in a turn of its own, or in front of the first user turn.
+    `template_arguments`: passed to every call of the chat template (thinking off, a pinned date).
+    `control`: added tokens that steer the model though the tokenizer does not mark them as special.
+    `lora_target`: a pattern that module names match in full (PEFT's `target_modules` as a string).
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    system_role: Literal["turn", "first user turn"]
+    end_of_turn: str
+    stop_tokens: tuple[str, ...]
+    bos: str | None = None
+    template_arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    control: tuple[str, ...] = ()
+    lora_target: str = ATTENTION_PROJECTIONS
+    decoder: Literal["autoregressive"] = "autoregressive"
+
+
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        row.name: row
+        for row in (
+            Family(
+                name="smollm2",
+                model_types=("llama",),
+                system_role="turn",
+                end_of_turn="<|im_end|>",
+                stop_tokens=("<|im_end|>", "<|endoftext|>"),
+            ),
+            Family(
+                name="qwen3",
+                model_types=("qwen3",),
+                system_role="turn",
+                end_of_turn="<|im_end|>",
+                stop_tokens=("<|im_end|>", "<|endoftext|>"),
+                template_arguments=MappingProxyType({"enable_thinking": False}),
+                control=("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+            ),
+            Family(
+                name="llama3",
+                model_types=("llama",),
+                system_role="turn",
+                end_of_turn="<|eot_id|>",
+                stop_tokens=("<|eot_id|>", "<|eom_id|>", "<|end_of_text|>"),
+                bos="<|begin_of_text|>",
+                template_arguments=MappingProxyType({"date_string": "26 Jul 2024"}),
+            ),
+            Family(
+                name="gemma3",
+                model_types=("gemma3", "gemma3_text"),
+                system_role="first user turn",
+                end_of_turn="<end_of_turn>",
+                stop_tokens=("<end_of_turn>", "<eos>"),
+                bos="<bos>",
+            ),
+        )
+    }
+)
+
+
+def check_model(family: Family, model: Any) -> None:
+    """Raise UserError where the loaded model is not of this family, or keeps a state that cannot be rolled back."""
+    found = model.config.model_type
+    if found not in family.model_types:
+        raise UserError(
+            f"model.family={family.name} expects a model of type {' or '.join(family.model_types)}, "
+            f"but {model.config.name_or_path or 'the loaded model'} is of type {found}"
+        )
+    if model._is_stateful:
+        raise UserError(
+            f"{type(model).__name__} keeps a recurrent state, which cannot be rolled back to a shorter text"
+        )
+
+
+def stop_ids(family: Family, tokenizer: Any, model: Any) -> frozenset[int]:
+    """Union of all end tokens declared anywhere: family row, tokenizer, model config, generation config."""
+    known = tokenizer.get_added_vocab()
+    declared: set[int | None] = {known[token] for token in family.stop_tokens if token in known}
+    configs = (model.config, model.config.get_text_config(), model.generation_config)
+    for value in (tokenizer.eos_token_id, *(config.eos_token_id for config in configs if config is not None)):
+        declared |= set(value if isinstance(value, list | tuple) else [value])
+    return frozenset(token for token in declared if token is not None)
+
+
+def token_id(tokenizer: Any, token: str) -> int:
+    """The id of a control token. Raises UserError where the tokenizer has no such token."""
+    found = tokenizer.get_added_vocab().get(token)
+    if found is None:
+        raise UserError(f"{tokenizer.name_or_path or 'the tokenizer'}: has no token {token!r}; is model.family right?")
+    return int(found)

