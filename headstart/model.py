@@ -8,7 +8,7 @@ from typing import Any
 import platformdirs
 import torch
 from tokenizers import pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from headstart.family import FAMILIES, Family, check_model
@@ -50,6 +50,15 @@ def load_model(settings: Model, folder: Path | None = None, dtype: torch.dtype |
         raise UserError(_unreachable(name, error)) from error
     check_model(family(settings), model)
     return model.eval().to(device(settings))
+
+
+def load_config(settings: Model) -> Any:
+    """The config of the recipe's model. Raises UserError where it cannot be had."""
+    name, revision = _source(settings)
+    try:
+        return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(_unreachable(name, error)) from error
 
 
 def device(settings: Model) -> torch.device:

@@ -1,0 +1,88 @@
+"""The LoRA adapter: where it sits, what is saved beside it, and the proof that what was saved is whole."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig
+from safetensors.torch import load_file
+
+from headstart.family import Family
+from headstart.model import weights_hash
+from headstart.prompt import Renderer
+from recipes.errors import UserError
+from recipes.schema import Model, Train
+
+WEIGHTS = "adapter_model.safetensors"
+CARD = "headstart.json"
+
+
+def lora_config(settings: Train, family: Family) -> LoraConfig:
+    """LoRA on the attention projections of the language layers (paper, section 7)."""
+    return LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=family.lora_target,
+        task_type="CAUSAL_LM",
+    )
+
+
+def adapted_modules(model: Any, family: Family) -> list[str]:
+    """Names of the modules that the family's pattern matches in full. Raises UserError where it is not 4 a layer."""
+    names = [name for name, _ in model.named_modules() if re.fullmatch(family.lora_target, name)]
+    layers = model.config.get_text_config().num_hidden_layers
+    if len(names) != 4 * layers:
+        near = sorted({name.rsplit(".", 1)[-1] for name, _ in model.named_modules() if "attn" in name})
+        raise UserError(
+            f"family {family.name}: the LoRA pattern matches {len(names)} modules, expected q, k, v, o in {layers} "
+            f"layers; attention modules here are named {', '.join(near)}"
+        )
+    return names
+
+
+def write_card(folder: Path, renderer: Renderer, model: Model, modules: list[str]) -> None:
+    """Save what the adapter was trained with: base weights, family, renderer, adapted modules."""
+    card = {
+        "base": model.name,
+        "base_weights": weights_hash(model),
+        "family": model.family,
+        "renderer": renderer.fingerprint,
+        "adapted_modules": modules,
+    }
+    (folder / CARD).write_text(json.dumps(card, indent=1) + "\n")
+
+
+def check_base(folder: Path, model: Model) -> None:
+    """Raise UserError where the adapter in `folder` was trained on other base weights than the recipe's model."""
+    try:
+        card = json.loads((folder / CARD).read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        raise UserError(f"{folder / CARD}: missing or not readable; train the adapter with train/sft.py") from None
+    found = weights_hash(model)
+    if card["base_weights"] != found:
+        raise UserError(
+            f"{folder}: this adapter belongs to another base ({card['base']}, weights {card['base_weights']}); "
+            f"the recipe's model is {model.name}, weights {found}; set model.name to the adapter's base"
+        )
+
+
+def prove_adapter(folder: Path, modules: list[str]) -> None:
+    """Reload what was saved and check it: two tensors a module, none empty, all finite, every `lora_B` trained.
+
+    Raises UserError that names the first tensor that fails.
+    """
+    tensors = load_file(folder / WEIGHTS)
+    if len(tensors) != 2 * len(modules):
+        raise UserError(
+            f"{folder / WEIGHTS}: {len(tensors)} tensors for {len(modules)} adapted modules, expected twice"
+        )
+    for name, tensor in tensors.items():
+        if tensor.numel() == 0:
+            raise UserError(f"{folder / WEIGHTS}: {name} is empty; the save did not gather it from all processes")
+        if not torch.isfinite(tensor).all():
+            raise UserError(f"{folder / WEIGHTS}: {name} is not finite; lower train.learning_rate")
+        if ".lora_B." in name and not tensor.any():
+            raise UserError(f"{folder / WEIGHTS}: {name} is zero after training: it received no gradient")

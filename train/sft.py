@@ -1,0 +1,189 @@
+"""Train the LoRA adapter on the pairs of data_builders/build.py.
+
+    python train/sft.py recipe=smollm2
+    accelerate launch train/sft.py recipe=qwen3 train.steps=1000
+
+Writes <run>/adapter. A killed run resumes from its last checkpoint with the same command.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from peft import get_peft_model
+from transformers import PrinterCallback, TrainerCallback, set_seed
+from transformers.trainer_utils import get_last_checkpoint
+from trl import SFTConfig, SFTTrainer
+
+from headstart import model as loading
+from headstart.prompt import Renderer, renderer
+from recipes import run_folder
+from recipes.errors import UserError
+from recipes.loader import Invocation, run_script
+from recipes.schema import Recipe
+from train.adapter import adapted_modules, lora_config, prove_adapter, write_card
+from train.rows import Rows, training_rows
+
+SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    return run_script(__doc__, argv, train)
+
+
+def train(invocation: Invocation) -> None:
+    recipe = invocation.recipe
+    data = invocation.run_dir / "data"
+    record = run_folder.need(data, f"python data_builders/build.py recipe={invocation.name}")
+    state = processes(recipe)
+    accumulation = accumulate(recipe, state.num_processes)
+    rendering = renderer(loading.load_tokenizer(recipe.model), loading.family(recipe.model))
+    settings = {
+        "train": recipe.train.model_dump(),
+        "model": {**recipe.model.model_dump(), "weights": loading.weights_hash(recipe.model)},
+        "seed": recipe.run.seed,
+        "data": record["content"],
+        "renderer": rendering.fingerprint,
+    }
+    if invocation.dry_run:
+        plan(recipe, training_rows(data, rendering, recipe.train.max_length), accumulation, state.num_processes)
+        return
+    with shared_step(state, invocation, invocation.run_dir / "adapter", settings) as step:
+        if step is not None:
+            rows = training_rows(data, rendering, recipe.train.max_length)
+            plan(recipe, rows, accumulation, state.num_processes)
+            fit(recipe, rows, rendering, accumulation, step)
+
+
+def processes(recipe: Recipe) -> PartialState:
+    """The launch's processes. Raises UserError where fewer joined than were launched."""
+    state = PartialState(cpu=loading.device(recipe.model).type == "cpu")
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if state.num_processes != launched:
+        raise UserError(f"{launched} processes were launched but {state.num_processes} joined; see README, launching")
+    return state
+
+
+def accumulate(recipe: Recipe, world: int) -> int:
+    """Gradient accumulation that keeps effective_batch. Raises UserError where it does not divide."""
+    together = recipe.train.micro_batch * world
+    if recipe.train.effective_batch % together:
+        raise UserError(
+            f"train.effective_batch={recipe.train.effective_batch} is no multiple of micro_batch x processes = "
+            f"{recipe.train.micro_batch} x {world}; change one of them"
+        )
+    return recipe.train.effective_batch // together
+
+
+@contextmanager
+def shared_step(
+    state: PartialState, invocation: Invocation, folder: Path, settings: dict[str, Any]
+) -> Iterator[run_folder.Step | None]:
+    """`run_folder.step` for several processes: the main one opens it, the others work in the same folder."""
+    if run_folder.is_complete(folder, settings) or not state.is_main_process:
+        state.wait_for_everyone()
+        done = run_folder.is_complete(folder, settings)
+        partial = folder.with_name(f".{folder.name}.partial")
+        if done and state.is_main_process:
+            print(f"{folder}: complete and made by these settings; nothing to do")
+        yield None if done else run_folder.Step(folder, partial, settings, invocation)
+        return
+    with run_folder.step(invocation, folder, settings) as step:
+        state.wait_for_everyone()
+        yield step
+
+
+def plan(recipe: Recipe, rows: Rows, accumulation: int, world: int) -> None:
+    """Say what will be done."""
+    if PartialState().is_main_process:
+        kept = len(rows.dataset)
+        epochs = recipe.train.steps * recipe.train.effective_batch / kept
+        print(
+            f"{kept} rows of {rows.pairs} pairs; {rows.too_long} longer than {recipe.train.max_length} tokens dropped; "
+            f"{rows.supervised_tokens / kept:.0f} supervised tokens a row\n"
+            f"{recipe.train.steps} steps of {recipe.train.effective_batch} rows = {epochs:.2f} epochs; "
+            f"{world} process(es) x {recipe.train.micro_batch} rows x {accumulation} accumulated"
+        )
+
+
+def fit(recipe: Recipe, rows: Rows, rendering: Renderer, accumulation: int, step: run_folder.Step) -> None:
+    """Train, save, prove, and give the folder its name."""
+    family = loading.family(recipe.model)
+    base = loading.load_model(recipe.model)
+    modules = adapted_modules(base, family)
+    set_seed(recipe.run.seed)
+    checkpoints = step.partial / ".checkpoints"
+    trainer = SFTTrainer(
+        model=get_peft_model(base, lora_config(recipe.train, family)),
+        args=arguments(recipe, checkpoints, accumulation),
+        train_dataset=rows.dataset,
+        processing_class=rendering.tokenizer,
+        callbacks=[Log(step.partial / "log.jsonl", recipe.train.steps)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None)
+    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    if trainer.accelerator.is_main_process:
+        adapter = trainer.accelerator.unwrap_model(trainer.model)
+        adapter.save_pretrained(step.partial, state_dict=weights, save_embedding_layers=False)
+        write_card(step.partial, rendering, recipe.model, modules)
+        prove_adapter(step.partial, modules)
+        run_folder.finish(step)
+    trainer.accelerator.wait_for_everyone()
+
+
+def arguments(recipe: Recipe, checkpoints: Path, accumulation: int) -> SFTConfig:
+    """TRL's settings. What TRL would do by default and must not is set here: cutting rows, bfloat16 autocast."""
+    settings = recipe.train
+    return SFTConfig(
+        output_dir=str(checkpoints),
+        max_steps=settings.steps,
+        per_device_train_batch_size=settings.micro_batch,
+        gradient_accumulation_steps=accumulation,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type=SCHEDULES[settings.schedule],
+        warmup_steps=settings.warmup_steps,
+        weight_decay=settings.weight_decay,
+        max_grad_norm=settings.max_grad_norm,
+        gradient_checkpointing=settings.gradient_checkpointing,
+        logging_steps=settings.log_every,
+        save_steps=settings.save_every,
+        save_total_limit=2,
+        seed=recipe.run.seed,
+        max_length=None,
+        packing=False,
+        bf16=False,
+        use_cpu=loading.device(recipe.model).type == "cpu",
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+class Log(TrainerCallback):
+    """One line a logging step, on the screen and in log.jsonl."""
+
+    def __init__(self, path: Path, steps: int) -> None:
+        self.path = path
+        self.steps = steps
+        self.began = time.monotonic()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+        if not state.is_world_process_zero or not logs or "loss" not in logs:
+            return
+        if not torch.isfinite(torch.tensor(float(logs["loss"]))):
+            raise UserError(f"step {state.global_step}: the loss is not finite; lower train.learning_rate")
+        with self.path.open("a") as file:
+            file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+        seconds = time.monotonic() - self.began
+        print(f"step {state.global_step}/{self.steps}  loss {float(logs['loss']):.4f}  {seconds:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
