@@ -1,0 +1,166 @@
+"""Replays requests sentence by sentence, many abreast, and writes down what each one did.
+
+Under `greedy` a draft depends on its prefix alone, so `replay=last` makes only the draft before the last sentence.
+`replay=full` walks every sentence: verify the draft held, keep, regenerate.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from eval.arms import Arm
+from headstart.batch import Advance
+from headstart.decoder import Answer
+from headstart.request import Request
+from headstart.residual import residual, residual_paper, total_passes
+
+COUNTS = (
+    "base_passes",
+    "stream_passes",
+    "stream_passes_paper",
+    "draft_tokens",
+    "kept_tokens",
+    "updates",
+    "total_passes",
+    "base_score",
+    "stream_score",
+    "score_note",
+)
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One request's run: the base answer, the draft before the last sentence, the streamed answer, and each step."""
+
+    request: Request
+    base: Advance
+    draft: Answer
+    stream: Advance
+    steps: tuple[Advance, ...] | None
+
+
+def replay(arm: Arm, requests: Sequence[Request]) -> list[dict[str, Any]]:
+    """The lines of requests.jsonl for these requests, in their order, not scored yet."""
+    reasons = {request.id: _unfit(arm, request) for request in requests}
+    fit = [request for request in requests if reasons[request.id] is None]
+    walked = {run.request.id: run for run in _run(arm, fit)}
+    return [
+        _line(arm, walked[request.id]) if request.id in walked else _excluded(request, str(reasons[request.id]))
+        for request in requests
+    ]
+
+
+def draft_of(line: Mapping[str, Any]) -> Answer:
+    """The draft of a line, as the decoder takes it."""
+    return Answer(tuple(line["draft"]["tokens"]), line["draft"]["stop"])
+
+
+def _unfit(arm: Arm, request: Request) -> str | None:
+    if len(request.sentences) < 2:
+        return "single sentence"
+    limit = arm.model.config.get_text_config().max_position_embeddings - arm.recipe.eval.max_new_tokens
+    return "longer than the model's context" if len(arm.prompt(request, len(request.sentences))) > limit else None
+
+
+def _run(arm: Arm, requests: Sequence[Request]) -> list[Replayed]:
+    if not requests:
+        return []
+    decoder = arm.batch_decoder()
+    whole = [arm.prompt(request, len(request.sentences)) for request in requests]
+    base = decoder.advance(whole)
+    if arm.recipe.eval.replay == "full":
+        return [
+            Replayed(request, one, _held(steps[:-1]), steps[-1], steps)
+            for request, one, steps in zip(requests, base, _walk(arm, requests), strict=True)
+        ]
+    drafts = [one.answer for one in decoder.advance([arm.prompt(r, len(r.sentences) - 1) for r in requests])]
+    streams = decoder.advance(whole, drafts)
+    return [Replayed(*columns, None) for columns in zip(requests, base, drafts, streams, strict=True)]
+
+
+def _walk(arm: Arm, requests: Sequence[Request]) -> list[tuple[Advance, ...]]:
+    """Each request's steps, one for each sentence; requests that have an i-th sentence take step i together."""
+    decoder = arm.batch_decoder()
+    steps: list[list[Advance]] = [[] for _ in requests]
+    for i in range(1, 1 + max(len(request.sentences) for request in requests)):
+        rows = [row for row, request in enumerate(requests) if len(request.sentences) >= i]
+        prompts = [arm.prompt(requests[row], i) for row in rows]
+        for row, step in zip(rows, decoder.advance(prompts, [_held(steps[row]) for row in rows]), strict=True):
+            steps[row].append(step)
+    return [tuple(taken) for taken in steps]
+
+
+def _held(steps: Sequence[Advance]) -> Answer:
+    return steps[-1].answer if steps else Answer()
+
+
+def _line(arm: Arm, run: Replayed) -> dict[str, Any]:
+    base, stream = run.base.answer, run.stream.answer
+    sides = {"base": base, "stream": stream}
+    for name, answer in sides.items():
+        if not arm.renderer.text(answer.written).strip():
+            line = _excluded(run.request, f"empty answer ({name})")
+            return line | {side: _answer(arm, given) for side, given in {**sides, "draft": run.draft}.items()}
+    _agree(run.request.id, "base", run.base.passes, residual(len(base.tokens), 0))
+    _agree(run.request.id, "stream", run.stream.passes, residual(len(stream.tokens), run.stream.kept))
+    return {
+        "id": run.request.id,
+        "benchmark": run.request.source,
+        "sentences": list(run.request.sentences),
+        "draft": _answer(arm, run.draft),
+        "base": _answer(arm, base),
+        "stream": _answer(arm, stream),
+        "base_passes": run.base.passes,
+        "stream_passes": run.stream.passes,
+        "stream_passes_paper": residual_paper(len(stream.tokens), run.stream.kept),
+        "draft_tokens": len(run.draft.tokens) if run.draft.written else 0,
+        "kept_tokens": run.stream.kept if run.draft.written else 0,
+        "updates": None if run.steps is None else _updates(arm, run.steps),
+        "total_passes": None if run.steps is None else total_passes(step.passes for step in run.steps),
+        "base_score": None,
+        "stream_score": None,
+        "score_note": None,
+        "excluded": None,
+    }
+
+
+def _updates(arm: Arm, steps: Sequence[Advance]) -> list[dict[str, Any]]:
+    updates = []
+    for before, step in zip([Answer(), *(step.answer for step in steps)], steps, strict=False):
+        kept = replace(before, tokens=before.tokens[: step.kept], stop=None)
+        whole = before.stop == "end" and step.kept == len(before.tokens)
+        kept_text = arm.renderer.text(before.written if whole else kept.tokens)
+        updates.append(
+            {
+                "passes": step.passes,
+                "draft_tokens": len(step.answer.tokens),
+                "kept_tokens": step.kept,
+                "tokens": list(step.answer.tokens),
+                "text": arm.renderer.text(step.answer.written),
+                "kept_text": kept_text,
+                "dropped_text": arm.renderer.text(before.written[step.kept :]),
+            }
+        )
+    return updates
+
+
+def _answer(arm: Arm, answer: Answer) -> dict[str, Any]:
+    return {"tokens": list(answer.tokens), "text": arm.renderer.text(answer.written), "stop": answer.stop}
+
+
+def _excluded(request: Request, reason: str) -> dict[str, Any]:
+    return {
+        "id": request.id,
+        "benchmark": request.source,
+        "sentences": list(request.sentences),
+        "draft": None,
+        "base": None,
+        "stream": None,
+        **dict.fromkeys(COUNTS),
+        "excluded": reason,
+    }
+
+
+def _agree(request_id: str, side: str, counted: int, expected: int) -> None:
+    if counted != expected:
+        raise RuntimeError(f"{request_id}: the hook counted {counted} passes for {side}, the tokens imply {expected}")

@@ -1,0 +1,87 @@
+"""Wall clock of single requests, base and stream in turn, on an idle device after a warm-up."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from eval.arms import Arm
+from eval.replay import draft_of
+from headstart.autoregressive import AutoregressiveDecoder
+from headstart.decoder import Answer, now
+from headstart.request import Request
+
+
+def warm_up(arm: Arm, request: Request) -> None:
+    """One untimed pass and a few tokens: the first call pays for set-up."""
+    decoder = AutoregressiveDecoder(arm.model, arm.stop_ids, limit=4)
+    prompt = arm.prompt(request, len(request.sentences))
+    decoder.decode(prompt, decoder.verify(prompt, Answer()).answer)
+
+
+def time_request(arm: Arm, request: Request, line: Mapping[str, Any], stream_first: bool) -> dict[str, Any]:
+    """A line of timings.jsonl: seconds after the last sentence, device synchronised, monotonic clock.
+
+    `base_seconds` and `stream_seconds_cold` start with nothing at hand; `stream_seconds` (warm) with the cache of the
+    prompt before the last sentence, as a session has it. `update_seconds` (replay=full) is each update's own time,
+    the last sentence's included. `base_tokens` and `stream_tokens` say what was decoded here, one request at a time.
+    """
+    decoder = arm.decoder()
+    before, whole = (arm.prompt(request, len(request.sentences) - k) for k in (1, 0))
+    draft = draft_of(line)
+    sides = {
+        "base": lambda: _seconds(decoder, whole, Answer()),
+        "stream_cold": lambda: _seconds(decoder, whole, draft),
+        "stream": lambda: _seconds(decoder, whole, draft, held=before),
+    }
+    order = ("stream", "stream_cold", "base") if stream_first else ("base", "stream_cold", "stream")
+    measured = {name: sides[name]() for name in order}
+    return {
+        "id": request.id,
+        "base_seconds": measured["base"][0],
+        "stream_seconds": measured["stream"][0],
+        "stream_seconds_cold": measured["stream_cold"][0],
+        "update_seconds": None if line["updates"] is None else _updates(arm, decoder, request),
+        "base_tokens": list(measured["base"][1].tokens),
+        "stream_tokens": list(measured["stream_cold"][1].tokens),
+    }
+
+
+def noise_floor(lines: Mapping[str, Mapping[str, Any]], timings: list[dict[str, Any]], dtype: str) -> dict[str, Any]:
+    """How often numerics alone change an answer: in float32 never, in bfloat16 near-ties flip."""
+    timed = [(lines[timing["id"]], timing) for timing in timings]
+    counted = [line for line in lines.values() if line["excluded"] is None]
+    return {
+        "dtype": dtype,
+        "streamed_answer_differs_from_base": _share(
+            line["stream"]["tokens"] != line["base"]["tokens"] for line in counted
+        ),
+        "alone_differs_from_batched": _share(line["base"]["tokens"] != t["base_tokens"] for line, t in timed),
+        "n": len(counted),
+        "n_alone": len(timed),
+    }
+
+
+def _seconds(
+    decoder: AutoregressiveDecoder, prompt: list[int], draft: Answer, held: list[int] | None = None
+) -> tuple[float, Answer]:
+    decoder.forget()
+    if held is not None:
+        decoder.prefill(held)
+    begin = now(decoder.model.device)
+    answer = decoder.decode(prompt, decoder.verify(prompt, draft).answer)
+    return now(decoder.model.device) - begin, answer
+
+
+def _updates(arm: Arm, decoder: AutoregressiveDecoder, request: Request) -> list[float]:
+    decoder.forget()
+    draft, seconds = Answer(), []
+    for i in range(1, 1 + len(request.sentences)):
+        begin = now(arm.model.device)
+        prompt = arm.prompt(request, i)
+        draft = decoder.decode(prompt, decoder.verify(prompt, draft).answer)
+        seconds.append(now(arm.model.device) - begin)
+    return seconds
+
+
+def _share(flags: Any) -> float | None:
+    values = list(flags)
+    return sum(values) / len(values) if values else None

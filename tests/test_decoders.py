@@ -1,0 +1,224 @@
+"""Streaming equals plain greedy decoding, token for token and pass for pass, on tiny float32 models of each family."""
+
+import itertools
+import random
+
+import pytest
+import torch
+from conftest import tiny_model
+
+from headstart import acceptance
+from headstart.autoregressive import AutoregressiveDecoder
+from headstart.batch import BatchDecoder
+from headstart.decoder import Answer, PassCounter
+from headstart.residual import residual
+from recipes.schema import Eval
+
+STOPS = frozenset({2, 7})
+LIMIT = 24
+PROMPTS = [[random.Random(n).randrange(8, 97) for _ in range(n)] for n in (5, 8, 9, 30)]
+
+
+def plain_greedy(model, prompt, limit=LIMIT, stops=STOPS):
+    """The reference: no cache, no draft, the whole text again for each token."""
+    answer = Answer()
+    while answer.stop is None:
+        ids = torch.tensor([[*prompt, *answer.tokens]])
+        with torch.inference_mode():
+            token = int(model(input_ids=ids, use_cache=False).logits[0, -1].argmax())
+        answer = answer.extended(token, stops, limit)
+    return answer
+
+
+def drafts_of(answer):
+    """Drafts of every fate: empty, one token, kept whole, rejected at 0, in the middle, at the last, unfinished."""
+    tokens, wrong = answer.tokens, lambda i: (answer.tokens[i] + 1) % 97
+    middle = len(tokens) // 2
+    return {
+        "empty": Answer(),
+        "one right": Answer(tokens[:1]),
+        "one wrong": Answer((wrong(0),)),
+        "whole": answer,
+        "at 0": Answer((wrong(0), *tokens[1:]), answer.stop),
+        "middle": Answer((*tokens[:middle], wrong(middle), *tokens[middle + 1 :]), answer.stop),
+        "last": Answer((*tokens[:-1], wrong(-1)), "length"),
+        "unfinished": Answer(tokens[:middle]),
+        "too long": Answer((*tokens[:-1], *[5] * (LIMIT - len(tokens)), 5), "length"),
+        "ends too soon": Answer((*tokens[:middle], 2), "end"),
+    }
+
+
+def test_one_request_at_a_time_equals_plain_greedy(family):
+    model = tiny_model(family)
+    decoder = AutoregressiveDecoder(model, STOPS, LIMIT)
+    for prompt in PROMPTS:
+        expected = plain_greedy(model, prompt)
+        for name, draft in drafts_of(expected).items():
+            decoder.forget()
+            with PassCounter(model) as counter:
+                verified = decoder.verify(prompt, draft)
+                answer = decoder.decode(prompt, verified.answer)
+            assert answer == expected, name
+            assert counter.calls == residual(len(answer.tokens), verified.kept), name
+
+
+def test_kept_tokens_are_the_leading_run(family):
+    model = tiny_model(family)
+    decoder = AutoregressiveDecoder(model, STOPS, LIMIT)
+    expected = plain_greedy(model, PROMPTS[1])
+    n, kept = len(expected.tokens), {}
+    for name, draft in drafts_of(expected).items():
+        kept[name] = decoder.verify(PROMPTS[1], draft).kept
+    assert n > 3
+    assert kept == kept | {"empty": 0, "one right": 1, "one wrong": 0, "whole": n, "at 0": 0, "middle": n // 2}
+    assert kept == kept | {"last": n - 1, "unfinished": n // 2, "too long": n - 1, "ends too soon": n // 2}
+
+
+def test_a_batch_equals_one_at_a_time(family):
+    model = tiny_model(family)
+    jobs = []
+    for prompt in PROMPTS:
+        expected = plain_greedy(model, prompt)
+        jobs += [(prompt, draft, expected) for draft in drafts_of(expected).values()]
+    random.Random(0).shuffle(jobs)
+    single = AutoregressiveDecoder(model, STOPS, LIMIT)
+    for size in (1, 3, len(jobs)):
+        advances = BatchDecoder(model, STOPS, LIMIT, size).advance([j[0] for j in jobs], [j[1] for j in jobs])
+        for (prompt, draft, expected), advance in zip(jobs, advances, strict=True):
+            assert advance.answer == expected
+            assert advance.kept == single.verify(prompt, draft).kept
+            assert advance.passes == residual(len(expected.tokens), advance.kept)
+
+
+def test_the_cache_rolls_back_twice_and_more(family):
+    """A session's cache: prompts that grow and change, drafts that fall; logits equal a cold run's."""
+    model = tiny_model(family)
+    warm, cold = (AutoregressiveDecoder(model, STOPS, LIMIT) for _ in range(2))
+    draft = Answer()
+    prompt = PROMPTS[3]
+    for cut, change in itertools.product((9, 14, 22, 30), (0, 3)):
+        current = [*prompt[: cut - change], *([11] * change)]
+        cold.forget()
+        expected = cold.decode(current, cold.verify(current, Answer()).answer)
+        draft = warm.decode(current, warm.verify(current, draft).answer)
+        assert draft == expected == plain_greedy(model, current)
+
+
+@pytest.mark.parametrize("length", [5, 8, 9, 30])
+def test_sliding_window_rejecting_none_one_all(length):
+    """Fault 12: logits after a roll-back equal a cold run's, below, at and beyond the window."""
+    model = tiny_model("gemma3")
+    prompt = [random.Random(length).randrange(8, 97) for _ in range(length)]
+    expected = plain_greedy(model, prompt)
+    decoder = AutoregressiveDecoder(model, STOPS, LIMIT)
+    for right in (len(expected.tokens), len(expected.tokens) - 1, 0):
+        wrong = tuple((token + 1) % 97 for token in expected.tokens[right:])
+        verified = decoder.verify(prompt, Answer(expected.tokens[:right] + wrong, "length"))
+        assert verified.kept == right
+        assert decoder.decode(prompt, verified.answer) == expected
+
+
+def test_positions_and_mask_after_a_partial_acceptance():
+    """Fault 13: positions continue at the cache's length."""
+    model = tiny_model("llama3")
+    seen = []
+    model.register_forward_pre_hook(lambda _m, _a, kw: seen.append(kw["position_ids"].tolist()), with_kwargs=True)
+    decoder = AutoregressiveDecoder(model, STOPS, LIMIT)
+    prompt = PROMPTS[2]
+    expected = plain_greedy_tokens(decoder, prompt)
+    seen.clear()
+    draft = Answer((*expected[:2], (expected[2] + 1) % 97, *expected[3:6]))
+    answer = decoder.decode(prompt, decoder.verify(prompt, draft).answer)
+    assert answer.tokens == expected
+    assert seen[0] == [list(range(len(prompt) - 1, len(prompt) + 6))]  # the prompt was held: only its last token is fed
+    assert seen[1:3] == [[[len(prompt) + 2]], [[len(prompt) + 3]]]
+
+
+def plain_greedy_tokens(decoder, prompt):
+    return decoder.decode(prompt, decoder.verify(prompt, Answer()).answer).tokens
+
+
+def test_stops_on_any_end_token_and_at_the_limit():
+    """Fault 15: the stop set is a union; an answer cut at the limit has that many tokens."""
+    model = tiny_model("llama3")
+    free = plain_greedy(model, PROMPTS[0], stops=frozenset())
+    assert (len(free.tokens), free.stop) == (LIMIT, "length")
+    for at in (3, 9):
+        token = free.tokens[at]
+        first = free.tokens.index(token)
+        decoder = AutoregressiveDecoder(model, frozenset({1, token}), LIMIT)
+        answer = Answer(plain_greedy_tokens(decoder, PROMPTS[0]), "end")
+        assert answer.tokens == free.tokens[: first + 1]
+        assert answer.written == free.tokens[:first]
+
+
+def test_sampling_values_and_penalties_change_nothing(family):
+    """Fault 16: base and stream ignore what generation_config says."""
+    model = tiny_model(family)
+    decoder = AutoregressiveDecoder(model, STOPS, LIMIT)
+    expected = plain_greedy_tokens(decoder, PROMPTS[3])
+    model.generation_config.update(do_sample=True, temperature=0.6, repetition_penalty=1.2)
+    decoder.forget()
+    assert plain_greedy_tokens(decoder, PROMPTS[3]) == expected
+    assert BatchDecoder(model, STOPS, LIMIT, 2).advance([PROMPTS[3]])[0].answer.tokens == expected
+
+
+def test_acceptance_rules():
+    logits = torch.log(torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7]]))
+    draft = torch.tensor([0, 2, 0])
+    assert acceptance.greedy(logits, draft).tolist() == [True, False, False]
+    assert acceptance.threshold(logits, draft, tau=0.29).tolist() == [True, True, False]
+    assert acceptance.threshold(logits, draft, tau=0.61).tolist() == [False, False, False]
+    assert acceptance.top_k(logits, draft, k=1).tolist() == [True, False, False]
+    assert acceptance.top_k(logits, draft, k=2).tolist() == [True, True, False]
+    assert acceptance.leading_run(torch.tensor([True, False, True])) == 1
+    assert acceptance.leading_run(torch.tensor([], dtype=torch.bool)) == 0
+    assert acceptance.rule(Eval(acceptance="top_k", top_k=3, replay="full"))(logits, draft).all()
+    assert acceptance.rule(Eval(acceptance="threshold", tau=0.25, replay="full"))(logits, draft).tolist() == [1, 1, 0]
+
+
+def test_looser_rules_keep_more_and_go_on_from_the_argmax(family):
+    """Under another rule the token after the kept run is the same pass' argmax, and batch equals single."""
+    model = tiny_model(family)
+    expected = plain_greedy(model, PROMPTS[1])
+    draft = drafts_of(expected)["middle"]
+    rule = acceptance.rule(Eval(acceptance="top_k", top_k=97, replay="full"))
+    decoder = AutoregressiveDecoder(model, STOPS, LIMIT, rule)
+    assert decoder.verify(PROMPTS[1], draft).answer == draft  # everything passes: the draft is the answer
+    strict = AutoregressiveDecoder(
+        model, STOPS, LIMIT, acceptance.rule(Eval(acceptance="top_k", top_k=1, replay="full"))
+    )
+    assert strict.decode(PROMPTS[1], strict.verify(PROMPTS[1], draft).answer) == expected
+    third = acceptance.rule(Eval(acceptance="top_k", top_k=3, replay="full"))
+    alone = AutoregressiveDecoder(model, STOPS, LIMIT, third)
+    batch = BatchDecoder(model, STOPS, LIMIT, 4, third)
+    for prompt in PROMPTS:
+        for d in drafts_of(plain_greedy(model, prompt)).values():
+            verified = alone.verify(prompt, d)
+            advance = batch.advance([prompt], [d])[0]
+            assert (advance.kept, advance.answer) == (verified.kept, alone.decode(prompt, verified.answer))
+
+
+def test_an_independent_count_agrees(family):
+    """Calls and tokens, counted by wrapping the model's forward instead of the hook."""
+    model = tiny_model(family)
+    calls = []
+    forward = model.forward
+
+    def counted(*args, **kwargs):
+        calls.append(kwargs["input_ids"].numel())
+        return forward(*args, **kwargs)
+
+    model.forward = counted
+    decoder = AutoregressiveDecoder(model, STOPS, LIMIT)
+    prompt = PROMPTS[3]
+    with PassCounter(model, timed=True) as counter:
+        answer = decoder.decode(prompt, decoder.verify(prompt, Answer()).answer)
+        base = counter.calls
+        decoder.forget()
+        verified = decoder.verify(prompt, Answer((*answer.tokens[:4], 3)))
+        decoder.decode(prompt, verified.answer)
+    assert len(calls) == counter.calls == base + residual(len(answer.tokens), verified.kept)
+    assert sum(calls) == counter.tokens == (len(prompt) + base - 1) + (len(prompt) + 5) + len(answer.tokens) - 5
+    assert 0 < counter.seconds < 60
+    assert not model._forward_pre_hooks  # the counter took its hooks off
