@@ -37,11 +37,12 @@ def evaluate(invocation: Invocation) -> None:
     recipe, arm_name = invocation.recipe, invocation.recipe.eval.arm
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("eval/run.py runs as one process; launch it with --num_processes 1")
-    requests = suite.load(invocation)
+    found = suite.load(invocation)
+    requests = found.requests
     sandbox = suite.check_scoring(recipe.eval)
     tokenizer = loading.load_tokenizer(recipe.model)
     hashes = {
-        "data": suite.data_hash(requests),
+        "data": found.data_hash,
         "renderer": renderer(tokenizer, loading.family(recipe.model)).fingerprint,
         "sentence_rule": RULE_VERSION,
     }
@@ -78,7 +79,7 @@ def fill(step: run_folder.Step, requests: Requests, hashes: dict[str, str], sand
     return {
         "arm": arm.name,
         **figures,
-        "settings": {"recipe": step.invocation.name, **step.settings},
+        "settings": {key: step.settings[key] for key in ("eval", "model", "prompt", "seed")},
         "hashes": {**hashes, "weights": arm.weights},
         "versions": run_folder.versions(),
         "commit": run_folder.provenance()["commit"],

@@ -1,6 +1,7 @@
 """The benchmarks of a recipe: which requests, in which order, and who scores them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,13 +16,24 @@ from recipes.loader import Invocation
 from recipes.schema import Eval
 
 
-def load(invocation: Invocation) -> dict[str, list[Request]]:
-    """The requests of each benchmark, the first `eval.limit` of them.
+@dataclass(frozen=True)
+class Suite:
+    """The requests of each benchmark, in order, and a hash of the whole benchmarks they were taken from."""
+
+    requests: dict[str, list[Request]]
+    data_hash: str
+
+
+def load(invocation: Invocation) -> Suite:
+    """The first `eval.limit` requests of each benchmark.
 
     A name is `humaneval`, `heldout` (the run's data/heldout.jsonl), or the path of a .jsonl file of heldout's schema.
     Raises UserError for anything else, and for a file with a broken line.
     """
-    return {name: _load(name, invocation)[: invocation.recipe.eval.limit] for name in invocation.recipe.eval.benchmarks}
+    whole = {name: _load(name, invocation) for name in invocation.recipe.eval.benchmarks}
+    rows = [[name, r.id, r.sentences, r.reference, dict(r.extra)] for name, requests in whole.items() for r in requests]
+    limited = {name: requests[: invocation.recipe.eval.limit] for name, requests in whole.items()}
+    return Suite(limited, run_folder.digest(rows))
 
 
 def _load(name: str, invocation: Invocation) -> list[Request]:
@@ -32,15 +44,7 @@ def _load(name: str, invocation: Invocation) -> list[Request]:
         return heldout.load(invocation.run_dir / "data" / "heldout.jsonl")
     if name.endswith(".jsonl"):
         return heldout.load(Path(name))
-    raise UserError(
-        f"eval.benchmarks: no benchmark {name!r}; there are humaneval, heldout, or the path of a .jsonl file"
-    )
-
-
-def data_hash(requests: Mapping[str, Sequence[Request]]) -> str:
-    """A hash of the requests themselves, in their order."""
-    rows = [[r.id, r.sentences, r.reference, dict(r.extra)] for name in requests for r in requests[name]]
-    return run_folder.digest(rows)
+    raise UserError(f"eval.benchmarks: no benchmark {name!r}; there are humaneval, heldout, or a .jsonl file's path")
 
 
 def check_scoring(settings: Eval) -> str:

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from functools import cache
 
 import pytest
 import torch
@@ -30,6 +31,12 @@ def plain_greedy(model, prompt, limit=LIMIT, stops=STOPS):
     return answer
 
 
+@cache
+def expected_answer(family, number):
+    """Plain greedy decoding of PROMPTS[number] by the family's tiny model."""
+    return plain_greedy(tiny_model(family), PROMPTS[number])
+
+
 def drafts_of(answer):
     """Drafts of every fate: empty, one token, kept whole, rejected at 0, in the middle, at the last, unfinished."""
     tokens, wrong = answer.tokens, lambda i: (answer.tokens[i] + 1) % 97
@@ -51,8 +58,8 @@ def drafts_of(answer):
 def test_one_request_at_a_time_equals_plain_greedy(family):
     model = tiny_model(family)
     decoder = AutoregressiveDecoder(model, STOPS, LIMIT)
-    for prompt in PROMPTS:
-        expected = plain_greedy(model, prompt)
+    for number, prompt in enumerate(PROMPTS):
+        expected = expected_answer(family, number)
         for name, draft in drafts_of(expected).items():
             decoder.forget()
             with PassCounter(model) as counter:
@@ -65,7 +72,7 @@ def test_one_request_at_a_time_equals_plain_greedy(family):
 def test_kept_tokens_are_the_leading_run(family):
     model = tiny_model(family)
     decoder = AutoregressiveDecoder(model, STOPS, LIMIT)
-    expected = plain_greedy(model, PROMPTS[1])
+    expected = expected_answer(family, 1)
     n, kept = len(expected.tokens), {}
     for name, draft in drafts_of(expected).items():
         kept[name] = decoder.verify(PROMPTS[1], draft).kept
@@ -77,8 +84,8 @@ def test_kept_tokens_are_the_leading_run(family):
 def test_a_batch_equals_one_at_a_time(family):
     model = tiny_model(family)
     jobs = []
-    for prompt in PROMPTS:
-        expected = plain_greedy(model, prompt)
+    for number, prompt in enumerate(PROMPTS):
+        expected = expected_answer(family, number)
         jobs += [(prompt, draft, expected) for draft in drafts_of(expected).values()]
     random.Random(0).shuffle(jobs)
     single = AutoregressiveDecoder(model, STOPS, LIMIT)
@@ -180,7 +187,7 @@ def test_acceptance_rules():
 def test_looser_rules_keep_more_and_go_on_from_the_argmax(family):
     """Under another rule the token after the kept run is the same pass' argmax, and batch equals single."""
     model = tiny_model(family)
-    expected = plain_greedy(model, PROMPTS[1])
+    expected = expected_answer(family, 1)
     draft = drafts_of(expected)["middle"]
     rule = acceptance.rule(Eval(acceptance="top_k", top_k=97, replay="full"))
     decoder = AutoregressiveDecoder(model, STOPS, LIMIT, rule)
@@ -192,8 +199,8 @@ def test_looser_rules_keep_more_and_go_on_from_the_argmax(family):
     third = acceptance.rule(Eval(acceptance="top_k", top_k=3, replay="full"))
     alone = AutoregressiveDecoder(model, STOPS, LIMIT, third)
     batch = BatchDecoder(model, STOPS, LIMIT, 4, third)
-    for prompt in PROMPTS:
-        for d in drafts_of(plain_greedy(model, prompt)).values():
+    for number, prompt in enumerate(PROMPTS):
+        for d in drafts_of(expected_answer(family, number)).values():
             verified = alone.verify(prompt, d)
             advance = batch.advance([prompt], [d])[0]
             assert (advance.kept, advance.answer) == (verified.kept, alone.decode(prompt, verified.answer))

@@ -1,0 +1,90 @@
+"""Held-out tasks of our own seed corpus: prose requests for a Python function, never trained on.
+
+A file of JSON objects, one a line: {"id", "sentences": [str], "reference": str, "extra": {"entry_point", "tests",
+"task", "preamble" (optional)}}. `tests` is plain code, a string of asserts; `preamble` is code that has to stand in
+front of the answer. The sentences joined are the request, byte for byte.
+"""
+
+import builtins
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from eval.benchmarks import scoring
+from eval.benchmarks.scoring import METRIC, Program, Score
+from eval.extract import extract
+from eval.sandbox import Limits
+from headstart.request import Request
+from recipes.errors import UserError
+
+__all__ = ["EXECUTES_CODE", "METRIC", "NAME", "Program", "Score", "load", "program", "score"]
+
+NAME = "heldout"
+EXECUTES_CODE = True
+
+
+def load(path: Path) -> list[Request]:
+    """All rows in the file's order. Raises UserError naming file and line for a missing file or a broken row."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")  # `splitlines` would also cut at U+2028 inside a string
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); data_builders/build.py writes this file") from None
+    requests: dict[str, Request] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            request = _request(json.loads(line))
+            if request.id in requests:
+                raise ValueError(f"id {request.id!r} stands there twice")
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: {error}; mend the row or build the file again") from None
+        requests[request.id] = request
+    return list(requests.values())
+
+
+def _request(row: Any) -> Request:
+    """Raises ValueError that names the key."""
+    _expect(isinstance(row, dict), "the row is not a JSON object")
+    _expect(isinstance(row.get("id"), str) and row["id"], '"id" must be a string')
+    pieces, extra = row.get("sentences"), row.get("extra")
+    _expect(isinstance(pieces, list) and pieces, '"sentences" must be a list of strings')
+    _expect(all(isinstance(piece, str) and piece for piece in pieces), '"sentences" holds something else than text')
+    _expect(isinstance(row.get("reference"), str | None), '"reference" must be a string')
+    _expect(isinstance(extra, dict), '"extra" must be an object')
+    for key in ("entry_point", "tests", "task"):
+        _expect(isinstance(extra.get(key), str) and extra[key], f'"extra" needs the string "{key}"')
+    _expect(isinstance(extra.get("preamble", ""), str), '"preamble" in "extra" must be a string')
+    name = extra["entry_point"]
+    _expect(name.isidentifier() and name not in dir(builtins), f'"entry_point" {name!r} is no free name')
+    try:
+        compile(extra["tests"], "<tests>", "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise ValueError(f'"tests" do not compile ({error.msg}, their line {error.lineno})') from None
+    return Request(row["id"], NAME, tuple(pieces), reference=row.get("reference"), extra=extra)
+
+
+def _expect(good: Any, fault: str) -> None:
+    if not good:
+        raise ValueError(fault)
+
+
+def program(request: Request, answer: str) -> Program | str:
+    """The program to run and its tests, or the note "extraction"."""
+    found = extract(answer, request.extra.get("preamble", ""), request.extra["entry_point"])
+    if found.code is None:
+        return found.note or "extraction"
+    return Program(found.code, request.extra["tests"])
+
+
+def score(
+    requests: Sequence[Request],
+    answers: Sequence[str],
+    limits: Limits,
+    *,
+    workers: int = 2,
+    stop_on_fault: bool = True,
+) -> list[Score]:
+    """pass@1, one score a request; see `scoring.score`."""
+    return scoring.score(requests, answers, program, limits, workers=workers, stop_on_fault=stop_on_fault)

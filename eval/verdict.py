@@ -1,0 +1,112 @@
+"""What the comparison shows, in sentences."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from eval.definitions import AGAINST_BEFORE, BY_NAME, Unit
+from eval.report_format import evidence, number
+
+Outcome = Literal["rose", "fell", "not clear", "no change shown", "too few requests"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One sentence; `topic` is what it is about."""
+
+    topic: str
+    outcome: Outcome
+    sentence: str
+
+
+def outcome(entry: Mapping[str, Any], confidence: float) -> Outcome:
+    """A change counts as shown where its interval leaves out zero and the test's p is at most 1 - confidence.
+
+    Where only one of the two says so it is "not clear": calling that unchanged would hide a loss.
+    """
+    low, high, p = entry["change"]["low"], entry["change"]["high"], entry["p"]
+    if low is None or high is None or p is None:
+        return "too few requests"
+    by_interval, by_test = not low <= 0 <= high, p <= 1 - confidence
+    if by_interval and by_test:
+        return "rose" if low > 0 else "fell"
+    return "not clear" if by_interval or by_test else "no change shown"
+
+
+def sentence(subject: str, entry: Mapping[str, Any], unit: Unit, found: Outcome) -> str:
+    """The outcome with its numbers."""
+    before, after = number(entry["before"]["value"], unit), number(entry["after"]["value"], unit)
+    if found == "too few requests":
+        return f"{subject}: too few requests to say (n = {entry['n']})."
+    if found == "no change shown":
+        return f"{subject}: no change shown, {before} before and {after} after {evidence(entry, unit)}."
+    if found == "not clear":
+        return f"{subject}: {before} before and {after} after {evidence(entry, unit)}; interval and test disagree."
+    return f"{subject} {found} from {before} to {after} {evidence(entry, unit)}."
+
+
+def verdicts(change: Mapping[str, Any], scope: str | None) -> list[Verdict]:
+    """The sentences of one benchmark, or of the macro figures where `scope` is None."""
+    found = change["macro"] if scope is None else change["benchmarks"][scope]
+    graded = change["quality"]["macro"] if scope is None else change["quality"]["benchmarks"].get(scope)
+    confidence = change["confidence"]
+    result = [
+        _verdict("kept share", "Kept share (mean of shares)", found["figures"]["kept_share"], "share", confidence),
+        _verdict(
+            "kept share, answers that end by themselves",
+            f"Kept share on the {found['ends_by_itself']['n']} requests whose answers end by themselves on both sides",
+            found["ends_by_itself"]["figures"]["kept_share"],
+            "share",
+            confidence,
+        ),
+        _speed(found, "speedup_passes_median", confidence),
+        _speed(found, "speedup_passes_mean", confidence),
+        _speed(found, "speedup_seconds_median", confidence),
+        _figure(found, "stream_passes_mean", "Residual passes (mean)", confidence),
+        _figure(found, "answer_tokens_mean", "Answer length in tokens (mean)", confidence),
+        _figure(found, "ends_by_itself_share", "Share of answers that end by themselves", confidence),
+    ]
+    if graded is not None:
+        result.append(_quality(change, graded["figures"]["quality_stream"], confidence))
+    return result + _cautions(found, confidence)
+
+
+def _verdict(topic: str, subject: str, entry: Mapping[str, Any], unit: Unit, confidence: float) -> Verdict:
+    found = outcome(entry, confidence)
+    return Verdict(topic, found, sentence(subject, entry, unit, found))
+
+
+def _figure(found: Mapping[str, Any], name: str, subject: str, confidence: float) -> Verdict:
+    return _verdict(BY_NAME[name].label.lower(), subject, found["figures"][name], BY_NAME[name].unit, confidence)
+
+
+def _speed(found: Mapping[str, Any], name: str, confidence: float) -> Verdict:
+    """The stricter of the two forms, and which it is."""
+    chosen = found["headline"][name]
+    form = "the before model's base" if chosen.endswith(AGAINST_BEFORE) else "the after model's own base"
+    subject = f"{BY_NAME[name].label}, against {form} (the stricter form),"
+    verdict = _verdict(BY_NAME[name].label.lower(), subject, found["figures"][chosen], "times", confidence)
+    return Verdict(verdict.topic, verdict.outcome, verdict.sentence.replace(",:", ":"))
+
+
+def _quality(change: Mapping[str, Any], entry: Mapping[str, Any], confidence: float) -> Verdict:
+    subject = f"Quality of the streamed answers ({change['quality_before']} against {change['after']})"
+    verdict = _verdict("quality", subject, entry, "share", confidence)
+    low = entry["change"]["low"]
+    if verdict.outcome not in ("no change shown", "not clear") or low is None or low >= 0:
+        return verdict
+    loss = f"{-100 * low:.1f} points"
+    return Verdict(verdict.topic, verdict.outcome, f"{verdict.sentence} A loss of {loss} is not excluded.")
+
+
+def _cautions(found: Mapping[str, Any], confidence: float) -> list[Verdict]:
+    """A speedup that grew with the answers and not with what was kept."""
+    own = found["figures"]["speedup_passes_mean"]
+    rose = outcome(own, confidence) == "rose"
+    if not rose or outcome(found["figures"]["stream_passes_mean"], confidence) == "fell":
+        return []
+    text = (
+        "The mean speedup against the after model's own base rose while no fall of the residual passes is shown: "
+        "read the stricter form."
+    )
+    return [Verdict("caution", "rose", text)]

@@ -1,0 +1,145 @@
+"""HumanEval and the held-out tasks as benchmarks: loading, programs, scores."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from eval import sandbox
+from eval.benchmarks import heldout, humaneval, scoring
+from eval.sandbox import Limits, SandboxError
+from headstart.request import Request
+from recipes.errors import UserError
+
+ROW = {
+    "id": "seed/add_one/0",
+    "sentences": ["Write add_one.", " It adds one."],
+    "reference": "```python\ndef add_one(x):\n    return math.floor(x) + 1\n```",
+    "extra": {
+        "entry_point": "add_one",
+        "tests": "assert add_one(1) == 2",
+        "task": "add_one",
+        "preamble": "import math",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[Request]:
+    return humaneval.load()
+
+
+def test_load(requests: list[Request]) -> None:
+    assert [r.id for r in requests] == [f"HumanEval/{i}" for i in range(164)]
+    for request in requests:
+        assert request.text == request.extra["prompt"]
+        assert "```" not in request.text
+        assert len(request.sentences) > 1
+
+
+def test_canonical_solutions_all_pass(requests: list[Request]) -> None:
+    sandbox.check()
+    answers = [r.reference or "" for r in requests]
+    scores = humaneval.score(requests, answers, Limits(), workers=2)
+    assert [(r.id, s) for r, s in zip(requests, scores, strict=True) if s.value != 1] == []
+    assert len(scores) == 164
+
+
+def test_bodies_alone_continue_the_prompt(requests: list[Request]) -> None:
+    for request in requests:
+        body = (request.reference or "").removeprefix(f"```python\n{request.text}").removesuffix("```")
+        for answer in (body, f"Here it is:\n```python\n{body}```\nDone."):
+            made = humaneval.program(request, answer)
+            assert isinstance(made, humaneval.Program)
+            assert made.code.rstrip() == (request.text + body).rstrip()
+
+
+def test_stubs_fail(requests: list[Request]) -> None:
+    few = requests[:6]
+    scores = humaneval.score(few, [f"```python\n{r.text}    return None\n```" for r in few], Limits())
+    assert [s.value for s in scores] == [0] * 6
+
+
+def test_notes_and_denominator(requests: list[Request], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault 33: the model's own failures count, a harness fault has no value and by default stops."""
+    first = requests[0]
+    wrong = f"```python\n{first.text}    "
+    answers = [first.reference or ""] * 6 + [
+        wrong + "return 7\n```",
+        wrong + "while True: pass\n```",
+        wrong + "return (\n```",
+    ]
+    answers += ["I cannot.", "```python\n" + first.text + "    return 'fault'\n```"]
+    real = sandbox.run_tests
+
+    def faulty(program: str, *rest: object) -> sandbox.Verdict:
+        if "fault" in program:
+            raise SandboxError("the sandbox did not start: out of luck")
+        return real(program, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sandbox, "run_tests", faulty)
+    ten = [first] * len(answers)
+    scores = humaneval.score(ten, answers, Limits(seconds=1), stop_on_fault=False)
+    assert [s.value for s in scores] == [1] * 6 + [0, 0, 0, 0, None]
+    assert [s.note for s in scores[6:10]] == ["assertion failed", "timeout", "syntax error", "extraction"]
+    assert scores[10].note.startswith("harness error: the sandbox did not start")
+    with pytest.raises(SandboxError, match=r"HumanEval/0: harness error"):
+        humaneval.score(ten, answers, Limits(seconds=1))
+
+
+def test_answers_and_requests_must_match(requests: list[Request]) -> None:
+    with pytest.raises(ValueError, match="zip"):
+        humaneval.score(requests[:2], ["x"], Limits())
+
+
+def test_heldout_scores(tmp_path: Path) -> None:
+    path = tmp_path / "heldout.jsonl"
+    second = {**ROW, "id": "b", "sentences": ["Line\u2028separator"]}
+    path.write_text(json.dumps(ROW) + "\n\n" + json.dumps(second, ensure_ascii=False) + "\n", encoding="utf-8")
+    requests = heldout.load(path)
+    assert [r.id for r in requests] == [ROW["id"], "b"]
+    assert requests[0].text == "Write add_one. It adds one."
+    scores = heldout.score(requests, [requests[0].reference or "", "return x + 1"], Limits())
+    assert scores == [scoring.Score(1, "passed"), scoring.Score(0, "extraction")]
+    assert heldout.program(replace(requests[0], extra={**requests[0].extra, "preamble": ""}), "x") == "extraction"
+
+
+def _without(key: str) -> dict[str, object]:
+    return {**ROW, "extra": {k: v for k, v in ROW["extra"].items() if k != key}}  # type: ignore[attr-defined]
+
+
+def _with(**extra: object) -> dict[str, object]:
+    return {**ROW, "extra": {**ROW["extra"], **extra}}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{oops", "Expecting"),
+        ("[1]", "not a JSON object"),
+        (json.dumps({**ROW, "id": 3}), '"id"'),
+        (json.dumps({**ROW, "sentences": "abc"}), '"sentences"'),
+        (json.dumps({**ROW, "sentences": ["a", ""]}), '"sentences"'),
+        (json.dumps({**ROW, "extra": None}), '"extra"'),
+        (json.dumps(_without("tests")), '"tests"'),
+        (json.dumps(_with(entry_point="abs")), "'abs'"),
+        (json.dumps(_with(tests="assert (")), "do not compile"),
+        (json.dumps(_with(preamble=3)), '"preamble"'),
+        (json.dumps(ROW), "twice"),
+    ],
+)
+def test_broken_row_names_file_and_line(tmp_path: Path, line: str, says: str) -> None:
+    path = tmp_path / "heldout.jsonl"
+    path.write_text(json.dumps(ROW) + "\n" + line + "\n", encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        heldout.load(path)
+    message = str(caught.value)
+    assert f"{path}, line 2: " in message
+    assert says in message
+    assert "\n" not in message
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none\.jsonl"):
+        heldout.load(tmp_path / "none.jsonl")
