@@ -22,7 +22,6 @@ import resource
 import secrets
 import selectors
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -34,6 +33,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from eval import process_tree
 
 RUNNER = Path(__file__).with_name("sandbox_runner.py")
 START_SECONDS = 30.0  # how long the sandbox itself may take to start; not charged to the answer
@@ -84,10 +85,17 @@ def run_tests(program: str, tests: str, limits: Limits | None = None, kind: str 
     except (SyntaxError, ValueError) as error:
         raise SandboxError(f"the tests do not compile: {error}") from None
     try:
-        with tempfile.TemporaryDirectory(prefix="headstart-", ignore_cleanup_errors=True) as folder:
+        with _private_folder(kind) as folder:
             return _run(_job(program, tests, limits, kind, folder), limits, kind, folder)
     except OSError as error:
         raise SandboxError(f"the sandbox did not start: {error}") from None
+
+
+def _private_folder(kind: str) -> contextlib.AbstractContextManager[str]:
+    """Where the answer may write; under bubblewrap that is its own /tmp, and nothing is needed outside."""
+    if kind == "bubblewrap":
+        return contextlib.nullcontext("/")
+    return tempfile.TemporaryDirectory(prefix="headstart-", ignore_cleanup_errors=True)
 
 
 def _run(job: bytes, limits: Limits, kind: str, folder: str) -> Verdict:
@@ -177,7 +185,7 @@ def _job(program: str, tests: str, limits: Limits, kind: str, folder: str) -> by
             "tests": tests,
             "limits": resources,
             "seconds": limits.seconds,
-            "path": sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}),
+            "path": sorted({os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}),
             "contained": kind == "bubblewrap",
             "folder": folder,
         }
@@ -190,7 +198,15 @@ def _started(kind: str, channel: socket.socket, folder: str) -> Iterator["subpro
     """The runner as a process, and nothing left of it afterwards."""
     mark = secrets.token_hex(8)
     # The interpreter behind a virtual environment, without `site`: a fixed hash seed keeps verdicts repeatable.
-    command = [os.path.realpath(sys.executable), "-P", "-s", "-S", "-B", str(RUNNER), str(channel.fileno())]
+    command = [
+        os.path.realpath(sys.executable),
+        "-P",
+        "-s",
+        "-S",
+        "-B",
+        os.path.realpath(RUNNER),
+        str(channel.fileno()),
+    ]
     private = "/tmp" if kind == "bubblewrap" else folder
     environment = {"LANG": "C.UTF-8", "HOME": private, "TMPDIR": private, "PYTHONHASHSEED": "0", "SANDBOX_RUN": mark}
     environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -218,11 +234,12 @@ def _bubblewrap() -> tuple[str, ...]:
     """The command up to the interpreter. Later mounts lie over earlier ones: hide first, then show the prefixes."""
     program = shutil.which("bwrap") or "bwrap"
     known = subprocess.run([program, "--help"], capture_output=True, text=True, check=False).stdout
-    homes = {Path("/home"), Path("/root"), Path.home()}
-    hidden = homes | {Path(p) for p in ("/proc", "/sys", "/run", "/mnt", "/media", "/srv", "/var/tmp")} | {Path.cwd()}
-    hidden = {p for p in hidden if p.is_dir() and not p.is_symlink() and p not in (Path("/"), Path("/tmp"))}
-    folders = sorted(str(p) for p in hidden)
-    shown = dict.fromkeys([sys.base_prefix, os.path.realpath(sys.base_prefix), sys.prefix, str(RUNNER)])
+    places = {Path("/home"), Path("/root"), Path.home(), Path.cwd()}
+    places |= {Path(p) for p in ("/proc", "/sys", "/run", "/mnt", "/media", "/srv", "/var/tmp")}
+    # A home or working folder in a system folder stays: hiding it would hide the interpreter's libraries.
+    system = ("/", "/tmp", "/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/opt")
+    folders = sorted({str(p.resolve()) for p in places if p.is_dir()} - set(system))
+    shown = dict.fromkeys(os.path.realpath(path) for path in (sys.base_prefix, sys.prefix, str(RUNNER)))
     arguments = [program, "--ro-bind", "/", "/", "--dev", "/dev", "--remount-ro", "/dev"]
     arguments += (["--size", str(64 << 20)] if "--size" in known else []) + ["--tmpfs", "/tmp"]
     arguments += [part for path in folders for part in ("--tmpfs", path)]
@@ -312,61 +329,26 @@ def _read_verdict(said: bytes, token: bytes) -> Verdict:
 def _overdrawn(root: int, limits: Limits) -> str | None:
     """The name of the limit that the whole tree of processes has passed, if any."""
     most = limits.processes + 2  # bubblewrap's own two
-    tree = _descendants(root, most + 1)
+    tree = process_tree.descendants(root, most + 1)
     if len(tree) > most:
         return "processes"
-    return "memory" if sum(map(_resident_bytes, tree)) > limits.memory_mb << 20 else None
-
-
-def _descendants(root: int, most: int) -> list[int]:
-    """Process ids below `root`, parents first, the search ended after `most`; empty where /proc does not tell."""
-    found = [root]
-    for pid in found:  # grows while it is walked; a process may end at any moment
-        if len(found) > most:
-            break
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                with contextlib.suppress(OSError):
-                    found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_text().split())
-    return found[1:]
-
-
-def _resident_bytes(pid: int) -> int:
-    with contextlib.suppress(OSError, IndexError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
-    return 0
+    return "memory" if sum(map(process_tree.resident_bytes, tree)) > limits.memory_mb << 20 else None
 
 
 def _end(process: "subprocess.Popen[bytes]", kind: str, mark: str) -> None:
     """Kills all that the runner started and returns when it is gone."""
     if kind == "bubblewrap":
         # The first child is the namespace's first process: the kernel ends all others with it, then bubblewrap ends.
-        for pid in _descendants(process.pid, 1):
-            _kill(pid)
+        for pid in process_tree.descendants(process.pid, 1):
+            process_tree.kill(pid)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(5)
     else:
-        for pid in _descendants(process.pid, 1000):
-            _kill(pid)
+        for pid in process_tree.descendants(process.pid, 1000):
+            process_tree.kill(pid)
     process.kill()
     process.wait()
-    while kind == "interpreter" and (left := _marked(mark)):
+    while kind == "interpreter" and (left := process_tree.marked(mark)):
         for pid in left:
-            _kill(pid)
+            process_tree.kill(pid)
         time.sleep(0.01)
-
-
-def _marked(mark: str) -> list[int]:
-    """Living processes that carry this run's mark in their environment, wherever they hang in the tree."""
-    found = []
-    with contextlib.suppress(OSError):
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
-                if mark.encode() in Path(f"/proc/{name}/environ").read_bytes():
-                    found.append(int(name))
-    return found
-
-
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)

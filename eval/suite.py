@@ -60,7 +60,7 @@ def check_scoring(settings: Eval) -> str:
     try:
         sandbox.check(limits(settings))
     except sandbox.SandboxError as error:
-        raise UserError(f"the sandbox is not fit to score: {error}") from error
+        raise UserError(str(error)) from error
     return sandbox.describe()
 
 

@@ -9,10 +9,10 @@ The text is read in three passes.
 
 1. Fences. A line that begins with three or more backticks or tildes, after any indent and a list marker, opens a
    fence. Only a line of at least as many of the same character, with nothing but blanks around them, closes it; an
-   unclosed fence runs to the end of the text. Three or more backticks inside a line open a fence too where the next
-   run of just as many is on a later line; it ends there. No fence is ever cut inside. The words around a fence: what
-   comes before it ends a piece; the fence, with the white space and the list marker before it, is one piece; what
-   comes after its closing marker starts the next piece.
+   unclosed fence runs to the end of the text. Backticks inside a line open a fence too where the next run of just as
+   many is on a later line; it ends there. No fence is ever cut inside. The words around a fence: what comes before it
+   ends a piece; the fence, with the white space and the list marker before it, is one piece; what comes after its
+   closing marker starts the next piece.
 
 2. Lines. The rest is read line by line, as prose, list item, code, example or doctest. A blank line always ends a
    block, and so does a change of kind, except that prose goes on a list item. Further:
@@ -28,15 +28,14 @@ The text is read in three passes.
    - doctest: a `>>>` line, with what follows up to a blank line, the next `>>>` or the end of the docstring.
 
 3. Sentences. Prose and list items are cut by the `sentencex` library (its English rules, which also know the sentence
-   ends of other scripts). A cut of its is dropped inside a word ("System.out.Println"), between two digits ("３．５"),
-   after "et al." and its like, and after a citation that a small letter follows; and it is moved to before a list
-   marker that would be left behind ("Steps: 1. Read it. 2. Stop."). Words in backticks are not cut.
+   ends of other scripts), a limited window at a time. A cut of its is dropped after "et al." and its like, and where
+   a small letter follows a citation or a mark that is spoken of ("a '.' or"); it is moved to before a list marker that
+   would be left behind ("Steps: 1. Read it. 2. Stop."). Words in backticks are not cut.
 
-Last, a piece without a letter or digit joins the piece before it (the one after it, if it is the first): the last
-sentence is never a lone closing fence or triple quote. An opening fence's info string does not count as words. A piece
-that is only a list marker joins the one after it.
-
-The cost is linear in the length of the text; the library sees at most `_WINDOW` characters at a time.
+Every cut is at white space, or after a full-width mark outside a number (so "System.out.Println" and "３．５" are
+whole). Last, a piece without a letter or digit joins the piece before it (the one after it, if it is the first): the
+last sentence is never a lone closing fence or triple quote. An opening fence's info string does not count as words,
+nor does a lone tag (`<code>`). A piece that is only a list marker joins the one after it.
 """
 
 import re
@@ -57,7 +56,9 @@ _FENCE = re.compile(
     r"(?:\A|(?<=[\r\n]))[ \t]*(?:(?:[-*+]|\d{1,3}[.)])[ \t]+)?(?P<line>`{3,}(?=[^`\r\n]*(?:[\r\n]|\Z))|~{3,})"
     r"|(?P<inner>`{3,})"
 )
-_INFO_STRING = re.compile(r"\s*(?:[-*+]\s+|\d{1,3}[.)]\s+)?(?:`{3,}[^`\r\n]*|~{3,}[^\r\n]*)(?=[\r\n]|\Z)")
+_MARKUP = re.compile(
+    r"\s*(?:(?:[-*+]\s+|\d{1,3}[.)]\s+)?(?:`{3,}[^`\r\n]*|~{3,}[^\r\n]*)(?=[\r\n]|\Z)|</?\w[^<>]*>(?=\s*\Z))"
+)
 _BACKTICKED = re.compile(r"(?<!`)(`{1,9})(?!`)([^`]+)\1(?!`)")
 
 _ITEM = re.compile(r"(?:[-*+•‣◦–]|\(?(?:\d{1,3}|[a-zA-Z])[.)])\s+\S")
@@ -67,8 +68,8 @@ _INLINE_MARKER = re.compile(
 )
 _LABEL = re.compile(r"[A-Z@][\w@]*(?: \w+){0,2}\s?:(?:\s|\Z)|[Ff]or (?:example\b|instance\b|\w+ ?=)|Examples?\Z")
 _TITLE = re.compile(r"(?:For )?[Ee]xamples?(?: \d+)?\Z")
-_GOES_ON = re.compile(r"[=-]+>|[➞→⇒]|=\s")
-_STAYS = re.compile(r"(?:Output|Explanation)\s?:")
+_RESULT_LINE = re.compile(r"[=-]+>|[➞→⇒]|==?\s")
+_ANSWER_LINE = re.compile(r"(?:Output|Explanation)\s?:")
 _DOCTEST = re.compile(r">>>(?:\s|\Z)")
 _QUOTES = re.compile(r"\"\"\"|'''")
 _DOCSTRING = re.compile(r"[rRuUbBfF]{0,2}(?:\"\"\"|''')")
@@ -76,6 +77,7 @@ _DOCSTRING = re.compile(r"[rRuUbBfF]{0,2}(?:\"\"\"|''')")
 _RESULT = re.compile(r"==|=>|->|[➞→⇒]")
 _VALUE = re.compile(r"[\w.]+\(|[\[({\"'\d-]")
 _CALL = re.compile(r"[A-Za-z_][\w.]*\(.*\)\s*(?:\Z|[-=#!<>~➞→⇒:;]|should\b|returns?\b|will\b|is\b)")
+_CALL_BEGINS = re.compile(r"[A-Za-z_][\w.]*\(")
 _CODE = re.compile(
     r"import [\w.]+(?: as \w+)?(?:,.*)?\Z|from [\w.]+ import\b"
     r"|(?:async )?def \w+\s*\(|class \w+.*[:{]\Z|@\w[\w.]*(?:\(|\Z)"
@@ -83,14 +85,15 @@ _CODE = re.compile(
     r"|(?:print|assert)\b\s*(?:\(|.*==)"
     r"|(?:(?:public|private|static|final|const|let|var|int|long|float|double|bool|boolean|char|auto|String)\s+)*"
     r"[\w.\[\]'\"]+(?:\s*,\s*[\w.\[\]]+)*(?:\s*:\s*[\w\[\], .]+)?\s*[-+*/%|&]?=(?![=>])\s*\S"
-    r"|#|//|/\*|</?\w[^>]*>\Z|[\])}]+[,;:.)\]}]*\Z|.*\{\Z|.*[=()}\]].*;\Z"
+    r"|#|//|/\*|</?\w[^>]*>\Z|[\])}]+[,;:.)\]}]*\Z"
 )
+_CODE_MARKS = re.compile(r"[=()}\]]")
 _LINE_END = re.compile(r"[.!?…。！？｡．؟।:：][\"'”’)\]」』）*_`]*\Z")
 _VARIABLE_END = re.compile(r"(?<=\s)[j-z](?=\.\s+[A-Z])")
 _ABBREVIATION = re.compile(r"\b(?:e\.g|i\.e|et al|cf|vs|resp|approx|incl|viz)\.\Z", re.IGNORECASE)
 _LOOSE_END = re.compile(r"(?:\[[\d\s,–-]+\]|[\s'\"`][.!?]['\"`]?)\Z")  # a citation, or a mark that is spoken of
 _CLOSERS = "\"'”’)]」』）】》*_"
-_WIDE_ENDS = "。！？｡．؟।॥…"
+_WIDE_ENDS = tuple("。！？｡．؟।॥…")
 
 
 @dataclass(frozen=True)
@@ -115,8 +118,8 @@ def split(text: str) -> list[str]:
     starts = [0]
     incomplete = True  # the last piece has no words yet, or only a list marker
     for start, end in _raw_pieces(text):
-        info = _INFO_STRING.match(text, start, end)
-        if not _WORD.search(text, info.end() if info else start, end):
+        markup = _MARKUP.match(text, start, end)
+        if not _WORD.search(text, markup.end() if markup else start, end):
             continue
         if not incomplete:
             starts.append(start)
@@ -129,10 +132,19 @@ def split(text: str) -> list[str]:
 def _raw_pieces(text: str) -> Iterator[tuple[int, int]]:
     """The spans between all cuts, before any joins its neighbour."""
     start = 0
-    for cut in [*_cuts(text), len(text)]:
-        if cut > start:
+    for cut in _cuts(text):
+        if cut > start and _is_seam(text, cut):
             yield start, cut
             start = cut
+    yield start, len(text)
+
+
+def _is_seam(text: str, cut: int) -> bool:
+    """Whether white space follows, or a full-width mark that ends a sentence, not inside a number, precedes."""
+    if cut == len(text) or text[cut].isspace():
+        return cut < len(text)
+    mark = text[max(0, cut - 9) : cut].rstrip(_CLOSERS)
+    return mark[-1:] in _WIDE_ENDS and not (mark[-2:-1].isdigit() and text[cut].isdigit())
 
 
 def _cuts(text: str) -> Iterator[int]:
@@ -157,27 +169,19 @@ def _fences(text: str) -> Iterator[tuple[int, int]]:
     """The spans of the first pass, in order: from a fence's line (or inner marker) to the end of its closing marker."""
     position = 0
     while opening := _FENCE.search(text, position):
-        mark = opening["line"] or opening["inner"]
-        if opening["line"]:
-            close = re.compile(rf"[\r\n][ \t]*{mark[0]}{{{len(mark)},}}(?=[ \t]*(?:[\r\n]|\Z))").search(
-                text, opening.end()
-            )
+        if mark := opening["line"]:
+            closing = rf"[\r\n][ \t]*{mark[0]}{{{len(mark)},}}(?=[ \t]*(?:[\r\n]|\Z))"
+            close = re.compile(closing).search(text, opening.end())
             position = close.end() if close else len(text)
-            yield opening.start(), position
-            continue
-        # A run that opens a fence of its own, with an info string, is not the other end of this one.
-        close = re.compile(rf"(?<!`)`{{{len(mark)}}}(?!`)").search(text, opening.end())
-        if not close or _opens_with_info(text, close):
-            position = opening.end()
-            continue
-        position = close.end()
-        if re.search(r"[\r\n]", text[opening.end() : close.start()]):
-            yield opening.start(), position
-
-
-def _opens_with_info(text: str, run: re.Match[str]) -> bool:
-    at_line_start = re.compile(r"(?:\A|(?<=[\r\n]))[ \t]*\Z").search(text, max(0, run.start() - 40), run.start())
-    return at_line_start is not None and re.compile(r"[ \t]*[^\s`]").match(text, run.end()) is not None
+        else:
+            close = re.compile(rf"(?<!`)`{{{len(opening['inner'])}}}(?!`)").search(text, opening.end())
+            if not close or text[close.end() : close.end() + 1].isalnum():  # none, or it opens a fence of its own
+                position = opening.end()
+                continue
+            position = close.end()
+            if not re.search(r"[\r\n]", text[opening.end() : close.start()]):
+                continue
+        yield opening.start(), position
 
 
 def _blocks(text: str, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
@@ -204,7 +208,7 @@ def _goes_on(before: _Line, line: _Line) -> bool:
         return True
     if line.opens or before.closes:
         return False
-    if (_GOES_ON.match(line.words) or _STAYS.match(line.words)) and before.kind != "code":
+    if before.kind != "code" and (_RESULT_LINE.match(line.words) or _ANSWER_LINE.match(line.words)):
         return True
     if line.kind == "code":
         return before.kind in ("code", "rest")
@@ -227,14 +231,14 @@ def _lines(text: str, start: int, end: int) -> Iterator[_Line]:
             kind, depth = "doctest", 0
         elif kind in ("doctest", "output"):
             kind = "output"
-        elif depth > 0 or (kind in ("example", "rest") and _GOES_ON.match(words)):
+        elif depth > 0 or (kind in ("example", "rest") and _RESULT_LINE.match(words)):
             kind = "rest"
         else:
             kind = _kind(words, in_docstring, after_code and match.group()[0].isspace())
         quote, was = _quote_after(words, quote), quote
         closes = not quote and (opens or was != "")
         if kind in ("code", "example", "rest"):
-            depth = max(0, depth + sum(words.count(c) for c in "([{") - sum(words.count(c) for c in ")]}"))
+            depth = max(0, depth + _open_brackets(words))
         if words:
             after_code = closes or kind in ("code", "rest")
         yield _Line(match.start(), match.end(), words, kind, opens, closes)
@@ -244,12 +248,20 @@ def _kind(words: str, in_docstring: bool, indented_after_code: bool) -> str:
     """The kind of a line by its own looks."""
     if _ITEM.match(words):
         return "item"
-    code = _CODE.match(words) is not None
+    if indented_after_code and not in_docstring:
+        return "code"
+    if _LABEL.match(words):
+        return "prose"
+    code = _CODE.match(words) or words[-1] == "{" or (words[-1] == ";" and _CODE_MARKS.search(words))
     if not code and _RESULT.search(words) and (in_docstring or _VALUE.match(words)):
         return "example"
-    if code or _CALL.match(words):
+    if code or _CALL.match(words) or (_CALL_BEGINS.match(words) and _open_brackets(words) > 0):
         return "example" if in_docstring else "code"
-    return "code" if indented_after_code and not in_docstring else "prose"
+    return "prose"
+
+
+def _open_brackets(words: str) -> int:
+    return sum(words.count(c) for c in "([{") - sum(words.count(c) for c in ")]}")
 
 
 def _quote_after(words: str, quote: str) -> str:
@@ -284,10 +296,11 @@ def _prose_cuts(text: str, start: int, end: int) -> Iterator[int]:
 
 
 def _shadow(prose: str) -> str:
-    """What the library is shown: as long as `prose`, with words in backticks masked, blanks for triple quotes and for
-    all white space (sentencex 1.0.32 panics on some white space that is longer than one byte)."""
-    masked = _BACKTICKED.sub(lambda m: m[1] + "x" * len(m[2]) + m[1], prose)
-    return re.sub(r"\s", " ", _QUOTES.sub("   ", masked))
+    """What the library is shown, as long as `prose`: no words in backticks, no variable's name for an initial, no lone
+    surrogate (it has no bytes), and blanks for triple quotes and all white space, because sentencex 1.0.32 panics on
+    some white space that is longer than one byte."""
+    masked = _BACKTICKED.sub(lambda m: m[1] + "x" * len(m[2]) + m[1], _VARIABLE_END.sub("0", prose))
+    return re.sub(r"[\ud800-\udfff]", "x", re.sub(r"\s", " ", _QUOTES.sub("   ", masked)))
 
 
 def _library_cuts(window: str) -> list[int]:
@@ -313,17 +326,9 @@ def _settle(shadow: str, cut: int) -> int | None:
     if not end or following == len(shadow):
         return None
     head, after = shadow[max(0, end - 40) : end], shadow[following]
-    if end == following and not _may_touch(head, after):
-        return None
     if _ABBREVIATION.search(head) or (_LOOSE_END.search(head) and after.islower()):
         return None
     marker = _INLINE_MARKER.search(head)
     if marker and (marker["lower"] is None or after.islower()):
         return end - len(marker.group())
     return end
-
-
-def _may_touch(head: str, after: str) -> bool:
-    """Whether a sentence may end at `head` with no blank before `after`: at a full-width mark, outside a number."""
-    mark = head.rstrip(_CLOSERS)
-    return mark[-1:] in _WIDE_ENDS and not (mark[-2:-1].isdigit() and after.isdigit())

@@ -1,4 +1,4 @@
-"""Which program is taken from a free-form answer. The programs are executed here, so only harmless answers stand here."""
+"""Which program is taken from a free-form answer. The programs run right here, so only harmless answers are used."""
 
 import pytest
 

