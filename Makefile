@@ -8,16 +8,22 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-slow bench lint
+# make pipeline RECIPE=NAME  the demo's steps with another recipe
 
-demo: .venv/.demo
-	$(BIN)/python data_builders/build.py recipe=smollm2
-	$(BIN)/python eval/run.py recipe=smollm2 eval.arm=plain
-	$(BIN)/python eval/run.py recipe=smollm2 eval.arm=message
-	$(BIN)/python train/sft.py recipe=smollm2
-	$(BIN)/python train/merge.py recipe=smollm2
-	$(BIN)/python eval/run.py recipe=smollm2 eval.arm=merged
-	$(BIN)/python eval/report.py recipe=smollm2
+.PHONY: demo pipeline test test-slow bench lint
+
+RECIPE ?= smollm2
+
+demo: pipeline
+
+pipeline: .venv/.demo
+	$(BIN)/python data_builders/build.py recipe=$(RECIPE)
+	$(BIN)/python eval/run.py recipe=$(RECIPE) eval.arm=plain
+	$(BIN)/python eval/run.py recipe=$(RECIPE) eval.arm=message
+	$(BIN)/python train/sft.py recipe=$(RECIPE)
+	$(BIN)/python train/merge.py recipe=$(RECIPE)
+	$(BIN)/python eval/run.py recipe=$(RECIPE) eval.arm=merged
+	$(BIN)/python eval/report.py recipe=$(RECIPE)
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow"
@@ -27,7 +33,7 @@ test-slow: .venv/.test
 
 bench: .venv/.test
 	$(BIN)/python tests/bench_engine.py
-	$(BIN)/python tests/bench_adaptation.py
+	$(MAKE) pipeline RECIPE=smollm2-long
 
 lint: .venv/.test
 	$(BIN)/ruff check .

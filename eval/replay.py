@@ -1,14 +1,17 @@
 """Replays requests sentence by sentence, many abreast, and writes down what each one did.
 
-Under `greedy` a draft depends on its prefix alone, so `replay=last` makes only the draft before the last sentence.
-`replay=full` walks every sentence: verify the draft held, keep, regenerate.
+Under `greedy` a draft depends on its prefix alone and not on the path: `replay=last` makes only the draft before the
+last sentence; `replay=full` makes all drafts of all requests abreast, and what an update keeps is the common prefix of
+two drafts. Under the other rules the path matters: every sentence is walked, verify, keep, regenerate.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from eval.arms import Arm
+from headstart.autoregressive import common_prefix
 from headstart.batch import Advance
 from headstart.decoder import Answer
 from headstart.request import Request
@@ -30,13 +33,21 @@ COUNTS = (
 
 @dataclass(frozen=True)
 class Replayed:
-    """One request's run: the base answer, the draft before the last sentence, the streamed answer, and each step."""
+    """One request's run: the base answer, and a step for each sentence, or under `replay=last` for the last two."""
 
     request: Request
     base: Advance
-    draft: Answer
-    stream: Advance
-    steps: tuple[Advance, ...] | None
+    steps: tuple[Advance, ...]
+
+    @property
+    def draft(self) -> Answer:
+        """The draft held when the last sentence arrives."""
+        return self.steps[-2].answer
+
+    @property
+    def stream(self) -> Advance:
+        """What the last sentence cost: verification of that draft, and the rest."""
+        return self.steps[-1]
 
 
 def replay(arm: Arm, requests: Sequence[Request]) -> list[dict[str, Any]]:
@@ -68,14 +79,31 @@ def _run(arm: Arm, requests: Sequence[Request]) -> list[Replayed]:
     decoder = arm.batch_decoder()
     whole = [arm.prompt(request, len(request.sentences)) for request in requests]
     base = decoder.advance(whole)
-    if arm.recipe.eval.replay == "full":
-        return [
-            Replayed(request, one, _held(steps[:-1]), steps[-1], steps)
-            for request, one, steps in zip(requests, base, _walk(arm, requests), strict=True)
-        ]
-    drafts = [one.answer for one in decoder.advance([arm.prompt(r, len(r.sentences) - 1) for r in requests])]
-    streams = decoder.advance(whole, drafts)
-    return [Replayed(*columns, None) for columns in zip(requests, base, drafts, streams, strict=True)]
+    if arm.recipe.eval.acceptance == "greedy":
+        paths = _abreast(arm, requests)
+        streams = decoder.advance(whole, [path[-1].answer for path in paths])
+        paths = [(*path, stream) for path, stream in zip(paths, streams, strict=True)]
+    else:
+        paths = _walk(arm, requests)
+    return [Replayed(*columns) for columns in zip(requests, base, paths, strict=True)]
+
+
+def _abreast(arm: Arm, requests: Sequence[Request]) -> list[tuple[Advance, ...]]:
+    """The drafts of all requests, each made from its prefix alone; under `greedy` a walk would make the same ones.
+
+    What an update would keep is the common prefix with the draft before, and its passes follow from that.
+    """
+    whole_path = arm.recipe.eval.replay == "full"
+    cuts = [range(1 if whole_path else len(r.sentences) - 1, len(r.sentences)) for r in requests]
+    prompts = [arm.prompt(request, i) for request, path in zip(requests, cuts, strict=True) for i in path]
+    made = iter(arm.batch_decoder().advance(prompts))
+    return [tuple(_updates_of([next(made).answer for _ in path])) for path in cuts]
+
+
+def _updates_of(answers: Sequence[Answer]) -> Iterator[Advance]:
+    for before, answer in itertools.pairwise([Answer(), *answers]):
+        kept = common_prefix(before.tokens, answer.tokens)
+        yield Advance(answer, kept, residual(len(answer.tokens), kept))
 
 
 def _walk(arm: Arm, requests: Sequence[Request]) -> list[tuple[Advance, ...]]:
@@ -103,6 +131,7 @@ def _line(arm: Arm, run: Replayed) -> dict[str, Any]:
             return line | {side: _answer(arm, given) for side, given in {**sides, "draft": run.draft}.items()}
     _agree(run.request.id, "base", run.base.passes, residual(len(base.tokens), 0))
     _agree(run.request.id, "stream", run.stream.passes, residual(len(stream.tokens), run.stream.kept))
+    full = arm.recipe.eval.replay == "full"
     return {
         "id": run.request.id,
         "benchmark": run.request.source,
@@ -115,8 +144,8 @@ def _line(arm: Arm, run: Replayed) -> dict[str, Any]:
         "stream_passes_paper": residual_paper(len(stream.tokens), run.stream.kept),
         "draft_tokens": len(run.draft.tokens) if run.draft.written else 0,
         "kept_tokens": run.stream.kept if run.draft.written else 0,
-        "updates": None if run.steps is None else _updates(arm, run.steps),
-        "total_passes": None if run.steps is None else total_passes(step.passes for step in run.steps),
+        "updates": _updates(arm, run.steps) if full else None,
+        "total_passes": total_passes(step.passes for step in run.steps) if full else None,
         "base_score": None,
         "stream_score": None,
         "score_note": None,
@@ -127,18 +156,18 @@ def _line(arm: Arm, run: Replayed) -> dict[str, Any]:
 def _updates(arm: Arm, steps: Sequence[Advance]) -> list[dict[str, Any]]:
     updates = []
     for before, step in zip([Answer(), *(step.answer for step in steps)], steps, strict=False):
-        kept = replace(before, tokens=before.tokens[: step.kept], stop=None)
-        whole = before.stop == "end" and step.kept == len(before.tokens)
-        kept_text = arm.renderer.text(before.written if whole else kept.tokens)
+        tokens = (before.written, step.answer.written, before.written[: step.kept])
+        held, text, kept = (arm.renderer.text(written) for written in tokens)
+        whole = min(common_prefix(kept, held), common_prefix(kept, text))  # the last character may be cut in its bytes
         updates.append(
             {
                 "passes": step.passes,
                 "draft_tokens": len(step.answer.tokens),
                 "kept_tokens": step.kept,
                 "tokens": list(step.answer.tokens),
-                "text": arm.renderer.text(step.answer.written),
-                "kept_text": kept_text,
-                "dropped_text": arm.renderer.text(before.written[step.kept :]),
+                "text": text,
+                "kept_text": kept[:whole],
+                "dropped_text": held[whole:],
             }
         )
     return updates

@@ -28,9 +28,14 @@ def load(invocation: Invocation) -> Suite:
     """The first `eval.limit` requests of each benchmark.
 
     A name is `humaneval`, `heldout` (the run's data/heldout.jsonl), or the path of a .jsonl file of heldout's schema.
-    Raises UserError for anything else, and for a file with a broken line.
+    Raises UserError for anything else, for a file with a broken line, and for an id that is in two benchmarks.
     """
     whole = {name: _load(name, invocation) for name in invocation.recipe.eval.benchmarks}
+    owners: dict[str, str] = {}
+    for name, requests in whole.items():
+        for request in requests:
+            if owners.setdefault(request.id, name) != name:
+                raise UserError(f"eval.benchmarks: {request.id} is in {owners[request.id]} and in {name}; take one out")
     rows = [[name, r.id, r.sentences, r.reference, dict(r.extra)] for name, requests in whole.items() for r in requests]
     limited = {name: requests[: invocation.recipe.eval.limit] for name, requests in whole.items()}
     return Suite(limited, run_folder.digest(rows))

@@ -21,7 +21,8 @@ The text is read in three passes.
      is taken for a wrapped line. "Output:", "Explanation:" and an arrow stay with the line before them.
    - list item: starts at its marker and keeps it.
    - code: lines of code (imports, `def`, assignments, calls, lines that end in `;` or `{`, comments and markdown
-     headings, indented lines after code) stay together up to a blank line or a docstring. No cut inside a line.
+     headings, indented lines after code) stay together up to a blank line or a docstring. No cut inside a line. A
+     call that is spoken of ("f(x): do this", "f(x) returns") is prose.
    - triple quotes: a docstring starts a block and ends one. Inside it prose is prose, and a line that looks like code
      or like a result (`f(1) == 2`, `f(1) -> 2`) is an example: a piece of its own, with the lines that its open
      brackets need. Outside, a call or a literal with its result is an example too.
@@ -41,11 +42,12 @@ nor does a lone tag (`<code>`). A piece that is only a list marker joins the one
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import accumulate
 
 import sentencex
 
-RULE_VERSION = "1"
+RULE_VERSION = f"1, sentencex {version('sentencex')}"
 
 _WINDOW = 2000  # sentencex takes quadratic time on text without blanks (Chinese, say)
 _LOOKAHEAD = 60  # sentencex looks some 30 bytes past a sentence end: nearer to a window's end its cuts can be wrong
@@ -77,6 +79,7 @@ _DOCSTRING = re.compile(r"[rRuUbBfF]{0,2}(?:\"\"\"|''')")
 _RESULT = re.compile(r"==|=>|->|[➞→⇒]")
 _VALUE = re.compile(r"[\w.]+\(|[\[({\"'\d-]")
 _CALL = re.compile(r"[A-Za-z_][\w.]*\(.*\)\s*(?:\Z|[-=#!<>~➞→⇒:;]|should\b|returns?\b|will\b|is\b)")
+_SPOKEN = re.compile(r"[A-Za-z_][\w.]*\([^()]*\)\s*(?::\s+[a-z]|should\b|returns?\b|will\b|is\b)")
 _CALL_BEGINS = re.compile(r"[A-Za-z_][\w.]*\(")
 _CODE = re.compile(
     r"import [\w.]+(?: as \w+)?(?:,.*)?\Z|from [\w.]+ import\b"
@@ -184,20 +187,18 @@ def _fences(text: str) -> Iterator[tuple[int, int]]:
         yield opening.start(), position
 
 
-def _blocks(text: str, start: int, end: int) -> Iterator[tuple[int, int, bool]]:
+def _blocks(text: str, start: int, end: int) -> list[tuple[int, int, bool]]:
     """The second pass over `text[start:end]`, which holds no fence: (start, end, whether it is prose)."""
-    block: tuple[int, int, bool] | None = None
+    blocks: list[tuple[int, int, bool]] = []
     before: _Line | None = None
     for line in _lines(text, start, end):
-        if block and before and _goes_on(before, line):
-            block = (block[0], line.end, block[2])
-        else:
-            if block:
-                yield block
-            block = None if line.kind == "blank" else (line.start, line.end, line.kind in ("prose", "item"))
+        if before and _goes_on(before, line):
+            first, _, prose = blocks[-1]
+            blocks[-1] = (first, line.end, prose)
+        elif line.kind != "blank":
+            blocks.append((line.start, line.end, line.kind in ("prose", "item")))
         before = line
-    if block:
-        yield block
+    return blocks
 
 
 def _goes_on(before: _Line, line: _Line) -> bool:
@@ -250,7 +251,7 @@ def _kind(words: str, in_docstring: bool, indented_after_code: bool) -> str:
         return "item"
     if indented_after_code and not in_docstring:
         return "code"
-    if _LABEL.match(words):
+    if _LABEL.match(words) or (not in_docstring and _SPOKEN.match(words)):
         return "prose"
     code = _CODE.match(words) or words[-1] == "{" or (words[-1] == ";" and _CODE_MARKS.search(words))
     if not code and _RESULT.search(words) and (in_docstring or _VALUE.match(words)):

@@ -93,7 +93,8 @@ def resolve(reference: str, overrides: Sequence[str] = (), dry_run: bool = False
     layers = [*_file_layers(path), ("command line", _parse_overrides(overrides))]
     sources: dict[str, str] = {}
     for label, layer in layers:
-        sources |= dict.fromkeys(_leaves(_container(layer, label)), label)
+        given = _leaves(_container(layer, label))
+        sources = {key: source for key, source in sources.items() if key not in given} | dict.fromkeys(given, label)
     merged = _container(_merge([layer for _, layer in layers], path), str(path))
     recipe = _check(merged, sources)
     if recipe.run.dir is None:
@@ -167,10 +168,13 @@ def _read(path: Path) -> DictConfig:
 
 
 def _parse_overrides(overrides: Sequence[str]) -> DictConfig:
-    try:
-        return OmegaConf.from_dotlist(list(overrides))
-    except (YAMLError, OmegaConfBaseException, ValueError, AttributeError) as error:
-        raise UserError(f"command line: cannot read {' '.join(overrides)}: {_one_line(error)}") from error
+    parsed = OmegaConf.create()
+    for override in overrides:
+        try:
+            parsed.merge_with_dotlist([override])
+        except (YAMLError, OmegaConfBaseException, ValueError, AttributeError, TypeError) as error:
+            raise UserError(f"command line: cannot read {override}: {_one_line(error)}") from error
+    return parsed
 
 
 def _merge(layers: list[DictConfig], path: Path) -> DictConfig:
@@ -201,12 +205,20 @@ def _check(values: Mapping[str, Any], sources: Mapping[str, str]) -> Recipe:
 def _explain(error: ValidationError, sources: Mapping[str, str]) -> str:
     first = error.errors()[0]
     key = ".".join(str(part) for part in first["loc"])
-    source = next((label for name, label in sources.items() if name == key or name.startswith(f"{key}.")), "recipe")
+    source = _source(key, sources)
     if first["type"] == "extra_forbidden":
         known = [name for name, _ in _values(Recipe().model_dump(mode="json"))]
         near = difflib.get_close_matches(key, [*known, *Recipe.model_fields], n=1, cutoff=0.0)
         return f"{source}: unknown key {key!r}; the nearest is {near[0]!r}"
-    return f"{source}: {key}={first['input']!r}: {first['msg']}" if first["loc"] else f"{source}: {first['msg']}"
+    if first["type"] == "value_error":  # a rule over several keys, in the schema's own words
+        return f"{source}: {first['ctx']['error']}"
+    return f"{source}: {key}={first['input']!r}: {first['msg']}"
+
+
+def _source(key: str, sources: Mapping[str, str]) -> str:
+    """Where `key` came from; for a section or an item of a list, where the latest value inside or around it did."""
+    related = [name for name in sources if f"{name}.".startswith(f"{key}.") or f"{key}.".startswith(f"{name}.")]
+    return sources.get(key) or (sources[related[-1]] if related else "recipe")
 
 
 def _leaves(values: Mapping[str, Any], path: str = "") -> list[str]:

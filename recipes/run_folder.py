@@ -75,9 +75,9 @@ def finish(step: Step) -> None:
     record = {"settings": step.settings, "key": step.key, "content": content, "provenance": provenance()}
     (step.partial / STEP_FILE).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
     (step.partial / "recipe.yaml").write_text(to_yaml(step.invocation.recipe))
-    (step.partial / "partial.json").unlink()
-    step.partial.rename(step.folder)
     write_atomically(step.invocation.run_dir / "recipe.yaml", to_yaml(step.invocation.recipe))
+    step.partial.rename(step.folder)
+    (step.folder / "partial.json").unlink()  # only now: without it a killed step would begin anew
     print(f"{step.folder}: done")
 
 
@@ -115,7 +115,8 @@ def content_hash(folder: Path) -> str:
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in (STEP_FILE, "recipe.yaml", "partial.json") and not name.startswith("."):
+        hidden = name.startswith(".") or "/." in name
+        if path.is_file() and name not in (STEP_FILE, "recipe.yaml", "partial.json") and not hidden:
             total.update(f"{name}\0{file_hash(path)}\n".encode())
     return total.hexdigest()[:16]
 

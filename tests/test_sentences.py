@@ -22,79 +22,20 @@ FENCED = (
     "Fix this. Keep the name.\n```python\nx = 1.\n# Done. Really.\n``` not a close\ny = x.real\n```\nThen add a test."
 )
 
+# fmt: off
 FRAGMENTS = [
-    *[
-        "```\n",
-        "```python\n",
-        "\n```",
-        "~~~\n",
-        "\n~~~~",
-        "````",
-        "``` ",
-        "`a. B`",
-        ">>> f(1)\n",
-        "1\n",
-        "...",
-        "def f(x):\n",
-    ],
-    *[
-        "import os\n",
-        "x = 1\n",
-        "    return x\n",
-        "f(1) == 2\n",
-        "f(1) -> 2\n",
-        "f([\n",
-        '"""',
-        '" """ ',
-        "'''",
-        "\n- a",
-        "\n1. ",
-    ],
-    *[
-        "1. ",
-        "(a). ",
-        "2) ",
-        "* b\n",
-        "\r\n",
-        "\r",
-        "\n",
-        "\n\n",
-        "\t",
-        " ",
-        "   ",
-        "Note: ",
-        "Example:\n",
-        "Output: 1\n",
-        ",",
-    ],
-    *[
-        "Then call it. ",
-        "Ends here.",
-        "Why? ",
-        "No! ",
-        "e.g. ",
-        "et al. [3] ",
-        "Mr. X",
-        "https://example.com/a.b?x=1.5. ",
-    ],
-    *[
-        "3.14",
-        "３．５",
-        "你好。",
-        "好吗？",
-        "「是。」",
-        "。",
-        "\u2028",
-        "\u00a0",
-        "\u3000",
-        "\ufeff",
-        "\x1c",
-        "😀",
-        "e\u0301",
-        "[1]",
-    ],
-    *["(", ")", "{", "]", "“Q. Yes.” ", '"No. Go." ', "=>", "==", "<code>\n", "</b>", "#", ";\n", "\ud83d"],
+    "```\n", "```python\n", "\n```", "~~~\n",
+    "\n~~~~", "````", "``` ", "`a. B`", ">>> f(1)\n", "1\n", "...", "def f(x):\n",
+    "import os\n", "x = 1\n", "    return x\n", "f(1) == 2\n", "f(1) -> 2\n", "f([\n",
+    '"""', '" """ ', "'''", "\n- a", "\n1. ",
+    "1. ", "(a). ", "2) ",
+    "* b\n", "\r\n", "\r", "\n", "\n\n", "\t", " ", "   ", "Note: ", "Example:\n", "Output: 1\n", ",",
+    "Then call it. ", "Ends here.", "Why? ", "No! ", "e.g. ", "et al. [3] ", "Mr. X", "https://example.com/a.b?x=1.5. ",
+    "3.14", "３．５", "你好。",
+    "好吗？", "「是。」", "。", "\u2028", "\u00a0", "\u3000", "\ufeff", "\x1c", "😀", "e\u0301", "[1]",
+    "(", ")", "{", "]", "“Q. Yes.” ", '"No. Go." ', "=>", "==", "<code>\n", "</b>", "#", ";\n", "\ud83d",
 ]
+# fmt: on
 
 any_text = st.one_of(st.text(max_size=80), st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join))
 
@@ -403,3 +344,13 @@ def real_texts() -> list[str]:
 def test_invariants_on_real_texts() -> None:
     for text in real_texts():
         check_invariants(text)
+
+
+def test_a_call_that_is_spoken_of_is_prose():
+    """Terse requests open with the call and go on in sentences; code that looks alike is not cut."""
+    assert split("slug(title): lower-case the title. No leading hyphen.") == [
+        "slug(title): lower-case the title.",
+        " No leading hyphen.",
+    ]
+    assert split("f(x) returns x. It never fails.") == ["f(x) returns x.", " It never fails."]
+    assert split('print("One. Two.")\nprint(f(1))') == ['print("One. Two.")\nprint(f(1))']
