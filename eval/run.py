@@ -76,10 +76,18 @@ def fill(step: run_folder.Step, requests: Requests, hashes: dict[str, str], sand
     by_benchmark = {name: [lines[r.id] for r in rows] for name, rows in requests.items()}
     standard = Report()  # a summary's intervals are always these; the report computes its own
     figures = metrics.summarise(by_benchmark, timings, standard.confidence, standard.bootstrap, recipe.run.seed)
+    decoding = {
+        "decoding": "greedy; generation_config's sampling values and penalties are not used",
+        "end_tokens": ends,
+    }
     return {
         "arm": arm.name,
         **figures,
-        "settings": {key: step.settings[key] for key in ("eval", "model", "prompt", "seed")},
+        "settings": {
+            **{key: step.settings[key] for key in ("eval", "model", "prompt", "seed")},
+            **decoding,
+            "end_tokens": ends,
+        },
         "hashes": {**hashes, "weights": arm.weights},
         "versions": run_folder.versions(),
         "commit": run_folder.provenance()["commit"],
@@ -138,14 +146,14 @@ def read_whole_lines(path: Path) -> list[dict[str, Any]]:
     """The whole lines of a file that a killed run may have left; what follows the last line end is cut off."""
     if not path.exists():
         return []
-    *whole, _ = path.read_text().split("\n")  # not splitlines: JSON strings may hold U+2028
-    path.write_text("".join(f"{line}\n" for line in whole))
+    *whole, _ = path.read_bytes().split(b"\n")  # bytes: a kill may have cut a character
+    path.write_bytes(b"".join(line + b"\n" for line in whole))
     return [json.loads(line) for line in whole]
 
 
 def append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Append JSON lines in one write."""
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 

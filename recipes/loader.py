@@ -208,7 +208,8 @@ def _explain(error: ValidationError, sources: Mapping[str, str]) -> str:
     source = _source(key, sources)
     if first["type"] == "extra_forbidden":
         known = [name for name, _ in _values(Recipe().model_dump(mode="json"))]
-        near = difflib.get_close_matches(key, [*known, *Recipe.model_fields], n=1, cutoff=0.0)
+        elsewhere = [name for name in known if name.endswith(f".{key.rpartition('.')[2]}")]
+        near = elsewhere or difflib.get_close_matches(key, [*known, *Recipe.model_fields], n=1, cutoff=0.0)
         return f"{source}: unknown key {key!r}; the nearest is {near[0]!r}"
     if first["type"] == "value_error":  # a rule over several keys, in the schema's own words
         return f"{source}: {first['ctx']['error']}"
