@@ -97,7 +97,9 @@ def stop_ids(family: Family, tokenizer: Any, model: Any) -> frozenset[int]:
     known = tokenizer.get_added_vocab()
     declared: set[int | None] = {known[token] for token in family.stop_tokens if token in known}
     configs = (model.config, model.config.get_text_config(), model.generation_config)
-    for value in (tokenizer.eos_token_id, *(config.eos_token_id for config in configs if config is not None)):
+    # A multimodal config need not have the attribute.
+    in_configs = (config.to_dict().get("eos_token_id") for config in configs if config is not None)
+    for value in (tokenizer.eos_token_id, *in_configs):
         declared |= set(value if isinstance(value, list | tuple) else [value])
     return frozenset(token for token in declared if token is not None)
 

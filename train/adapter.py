@@ -9,8 +9,8 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
 
+from headstart import model as loading
 from headstart.family import Family
-from headstart.model import weights_hash
 from headstart.prompt import Renderer
 from recipes.errors import UserError
 from recipes.schema import Model, Train
@@ -30,12 +30,18 @@ def lora_config(settings: Train, family: Family) -> LoraConfig:
     )
 
 
+def refuse_quantised(settings: Model) -> None:
+    """Raise UserError where the base's weights are stored quantised: an adapter cannot be merged into them."""
+    if "quantization_config" in loading.load_config(settings).to_dict():
+        raise UserError(f"model.name={settings.name}: its weights are quantised; give the full-precision model")
+
+
 def adapted_modules(model: Any, family: Family) -> list[str]:
     """Names of the modules that the family's pattern matches in full. Raises UserError where it is not 4 a layer."""
     names = [name for name, _ in model.named_modules() if re.fullmatch(family.lora_target, name)]
     layers = model.config.get_text_config().num_hidden_layers
     if len(names) != 4 * layers:
-        near = sorted({name.rsplit(".", 1)[-1] for name, _ in model.named_modules() if "attn" in name})
+        near = sorted({name.rsplit(".", 1)[-1] for name, _ in model.named_modules() if "attn." in name})
         raise UserError(
             f"family {family.name}: the LoRA pattern matches {len(names)} modules, expected q, k, v, o in {layers} "
             f"layers; attention modules here are named {', '.join(near)}"
@@ -47,7 +53,7 @@ def write_card(folder: Path, renderer: Renderer, model: Model, modules: list[str
     """Save what the adapter was trained with: base weights, family, renderer, adapted modules."""
     card = {
         "base": model.name,
-        "base_weights": weights_hash(model),
+        "base_weights": loading.weights_hash(model),
         "family": model.family,
         "renderer": renderer.fingerprint,
         "adapted_modules": modules,
@@ -55,30 +61,34 @@ def write_card(folder: Path, renderer: Renderer, model: Model, modules: list[str
     (folder / CARD).write_text(json.dumps(card, indent=1) + "\n")
 
 
-def check_base(folder: Path, model: Model) -> None:
-    """Raise UserError where the adapter in `folder` was trained on other base weights than the recipe's model."""
+def check_base(folder: Path, model: Model) -> list[str]:
+    """Names of the modules that the adapter in `folder` adapts.
+
+    Raises UserError where it was trained on other base weights than the recipe's model.
+    """
     try:
         card = json.loads((folder / CARD).read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         raise UserError(f"{folder / CARD}: missing or not readable; train the adapter with train/sft.py") from None
-    found = weights_hash(model)
+    found = loading.weights_hash(model)
     if card["base_weights"] != found:
         raise UserError(
             f"{folder}: this adapter belongs to another base ({card['base']}, weights {card['base_weights']}); "
             f"the recipe's model is {model.name}, weights {found}; set model.name to the adapter's base"
         )
+    return list(card["adapted_modules"])
 
 
 def prove_adapter(folder: Path, modules: list[str]) -> None:
-    """Reload what was saved and check it: two tensors a module, none empty, all finite, every `lora_B` trained.
+    """Reload what was saved and check it: `lora_A` and `lora_B` of each module, none empty, all finite, `lora_B` moved.
 
     Raises UserError that names the first tensor that fails.
     """
     tensors = load_file(folder / WEIGHTS)
-    if len(tensors) != 2 * len(modules):
-        raise UserError(
-            f"{folder / WEIGHTS}: {len(tensors)} tensors for {len(modules)} adapted modules, expected twice"
-        )
+    expected = {f"base_model.model.{module}.lora_{side}.weight" for module in modules for side in "AB"}
+    if odd := sorted(expected ^ tensors.keys()):
+        what = "is missing" if odd[0] in expected else "belongs to no adapted module"
+        raise UserError(f"{folder / WEIGHTS}: {odd[0]} {what}")
     for name, tensor in tensors.items():
         if tensor.numel() == 0:
             raise UserError(f"{folder / WEIGHTS}: {name} is empty; the save did not gather it from all processes")

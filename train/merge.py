@@ -11,12 +11,15 @@ import shutil
 import sys
 from pathlib import Path
 
+from transformers.utils import cached_file
+
 from headstart import model as loading
 from headstart.prompt import Renderer, baked_template, renderer
 from recipes import run_folder
 from recipes.errors import UserError
 from recipes.loader import Invocation, run_script
-from train.adapter import check_base
+from recipes.schema import Model
+from train.adapter import check_base, prove_adapter
 from train.merging import Proof, load_adapted, merge_and_prove
 
 
@@ -28,7 +31,7 @@ def merge(invocation: Invocation) -> None:
     recipe = invocation.recipe
     adapter = invocation.run_dir / "adapter"
     record = run_folder.need(adapter, f"accelerate launch train/sft.py recipe={invocation.name}")
-    check_base(adapter, recipe.model)
+    prove_adapter(adapter, check_base(adapter, recipe.model))
     settings = {
         "merge": recipe.merge.model_dump(),
         "model": {**recipe.model.model_dump(), "weights": loading.weights_hash(recipe.model)},
@@ -55,8 +58,20 @@ def write_extras(folder: Path, invocation: Invocation, rendering: Renderer, proo
     """Tokenizer with the family's template arguments baked in, the proof, and a model card with provenance."""
     rendering.tokenizer.chat_template = baked_template(rendering)
     rendering.tokenizer.save_pretrained(folder)
+    copy_processor(invocation.recipe.model, folder)
     (folder / "merge.json").write_text(json.dumps(proof.record(), indent=1) + "\n")
     (folder / "README.md").write_text(card(invocation, proof))
+
+
+def copy_processor(settings: Model, folder: Path) -> None:
+    """Copy a multimodal base's processor settings: servers ask for them though only language layers are adapted."""
+    if "vision_config" in loading.load_config(settings).to_dict():
+        for name in ("preprocessor_config.json", "processor_config.json"):
+            found = cached_file(
+                settings.name, name, revision=settings.revision, _raise_exceptions_for_missing_entries=False
+            )
+            if found is not None:
+                shutil.copyfile(found, folder / name)
 
 
 def card(invocation: Invocation, proof: Proof) -> str:

@@ -6,20 +6,17 @@
 Writes <run>/adapter. A killed run resumes from its last checkpoint with the same command.
 """
 
-import json
 import os
+import shutil
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import PartialState
 from peft import get_peft_model
-from transformers import PrinterCallback, TrainerCallback, set_seed
-from transformers.trainer_utils import get_last_checkpoint
+from transformers import PrinterCallback, set_seed
 from trl import SFTConfig, SFTTrainer
 
 from headstart import model as loading
@@ -28,8 +25,9 @@ from recipes import run_folder
 from recipes.errors import UserError
 from recipes.loader import Invocation, run_script
 from recipes.schema import Recipe
-from train.adapter import adapted_modules, lora_config, prove_adapter, write_card
-from train.rows import Rows, training_rows
+from train.adapter import adapted_modules, lora_config, prove_adapter, refuse_quantised, write_card
+from train.checkpoints import Checkpoints, Log, last_whole
+from train.rows import Rows, in_order, training_rows, write_dropped
 
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
@@ -44,6 +42,7 @@ def train(invocation: Invocation) -> None:
     record = run_folder.need(data, f"python data_builders/build.py recipe={invocation.name}")
     state = processes(recipe)
     accumulation = accumulate(recipe, state.num_processes)
+    refuse_quantised(recipe.model)
     rendering = renderer(loading.load_tokenizer(recipe.model), loading.family(recipe.model))
     settings = {
         "train": recipe.train.model_dump(),
@@ -63,9 +62,13 @@ def train(invocation: Invocation) -> None:
 
 
 def processes(recipe: Recipe) -> PartialState:
-    """The launch's processes. Raises UserError where fewer joined than were launched."""
+    """The launch's processes. Raises UserError where fewer joined than were asked for."""
+    launcher = os.environ
+    if "ACCELERATE_MIXED_PRECISION" in launcher and "MASTER_ADDR" in launcher and "WORLD_SIZE" not in launcher:
+        # `accelerate launch --cpu --num_processes 2` starts one process, which would believe itself alone.
+        raise UserError("several processes were asked for, one was started; use --config_file configs/accelerate/...")
     state = PartialState(cpu=loading.device(recipe.model).type == "cpu")
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    launched = int(launcher.get("WORLD_SIZE", "1"))
     if state.num_processes != launched:
         raise UserError(f"{launched} processes were launched but {state.num_processes} joined; see README, launching")
     return state
@@ -103,12 +106,12 @@ def shared_step(
 def plan(recipe: Recipe, rows: Rows, accumulation: int, world: int) -> None:
     """Say what will be done."""
     if PartialState().is_main_process:
-        kept = len(rows.dataset)
-        epochs = recipe.train.steps * recipe.train.effective_batch / kept
+        kept, dropped, steps = len(rows.dataset), len(rows.too_long), recipe.train.steps
         print(
-            f"{kept} rows of {rows.pairs} pairs; {rows.too_long} longer than {recipe.train.max_length} tokens dropped; "
+            f"{kept} rows of {kept + dropped} pairs; {dropped} longer than {recipe.train.max_length} tokens dropped; "
             f"{rows.supervised_tokens / kept:.0f} supervised tokens a row\n"
-            f"{recipe.train.steps} steps of {recipe.train.effective_batch} rows = {epochs:.2f} epochs; "
+            f"{steps} steps of {recipe.train.effective_batch} rows = "
+            f"{steps * recipe.train.effective_batch / kept:.2f} epochs; "
             f"{world} process(es) x {recipe.train.micro_batch} rows x {accumulation} accumulated"
         )
 
@@ -123,25 +126,28 @@ def fit(recipe: Recipe, rows: Rows, rendering: Renderer, accumulation: int, step
     trainer = SFTTrainer(
         model=get_peft_model(base, lora_config(recipe.train, family)),
         args=arguments(recipe, checkpoints, accumulation),
-        train_dataset=rows.dataset,
+        train_dataset=in_order(rows.dataset, recipe.train.steps, recipe.train.effective_batch, recipe.run.seed),
         processing_class=rendering.tokenizer,
-        callbacks=[Log(step.partial / "log.jsonl", recipe.train.steps)],
+        callbacks=[Checkpoints(), Log(step.partial / "log.jsonl", recipe.train.steps)],
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None)
-    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    trainer.train(resume_from_checkpoint=last_whole(checkpoints))
+    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)  # on every process: ZeRO-3 gathers here
     if trainer.accelerator.is_main_process:
         adapter = trainer.accelerator.unwrap_model(trainer.model)
         adapter.save_pretrained(step.partial, state_dict=weights, save_embedding_layers=False)
         write_card(step.partial, rendering, recipe.model, modules)
+        write_dropped(rows, step.partial / "dropped")
         prove_adapter(step.partial, modules)
         run_folder.finish(step)
+        shutil.rmtree(step.folder / ".checkpoints", ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
 
 
 def arguments(recipe: Recipe, checkpoints: Path, accumulation: int) -> SFTConfig:
-    """TRL's settings. What TRL would do by default and must not is set here: cutting rows, bfloat16 autocast."""
+    """TRL's settings. What its defaults would do is said no to here: cut rows, bfloat16 autocast, hide a NaN loss."""
     settings = recipe.train
+    on_cpu = loading.device(recipe.model).type == "cpu"
     return SFTConfig(
         output_dir=str(checkpoints),
         max_steps=settings.steps,
@@ -152,37 +158,22 @@ def arguments(recipe: Recipe, checkpoints: Path, accumulation: int) -> SFTConfig
         warmup_steps=settings.warmup_steps,
         weight_decay=settings.weight_decay,
         max_grad_norm=settings.max_grad_norm,
-        gradient_checkpointing=settings.gradient_checkpointing,
+        activation_checkpointing=settings.gradient_checkpointing,
         logging_steps=settings.log_every,
+        logging_nan_inf_filter=False,
         save_steps=settings.save_every,
         save_total_limit=2,
         seed=recipe.run.seed,
+        train_sampling_strategy="sequential",  # `in_order` has shuffled
         max_length=None,
         packing=False,
         bf16=False,
-        use_cpu=loading.device(recipe.model).type == "cpu",
+        ddp_find_unused_parameters=False,
+        use_cpu=on_cpu,
+        dataloader_pin_memory=not on_cpu,
         report_to="none",
         disable_tqdm=True,
     )
-
-
-class Log(TrainerCallback):
-    """One line a logging step, on the screen and in log.jsonl."""
-
-    def __init__(self, path: Path, steps: int) -> None:
-        self.path = path
-        self.steps = steps
-        self.began = time.monotonic()
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
-        if not state.is_world_process_zero or not logs or "loss" not in logs:
-            return
-        if not torch.isfinite(torch.tensor(float(logs["loss"]))):
-            raise UserError(f"step {state.global_step}: the loss is not finite; lower train.learning_rate")
-        with self.path.open("a") as file:
-            file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
-        seconds = time.monotonic() - self.began
-        print(f"step {state.global_step}/{self.steps}  loss {float(logs['loss']):.4f}  {seconds:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

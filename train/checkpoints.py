@@ -1,0 +1,81 @@
+"""What a killed run resumes from, and the log of a run that may have been killed and resumed."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from transformers import TrainerCallback
+from transformers.trainer_utils import get_last_checkpoint
+
+from recipes.errors import UserError
+
+WHOLE = "whole"  # a file in each checkpoint that all processes have finished writing
+LOGGED = ("loss", "grad_norm", "learning_rate", "mean_token_accuracy")
+
+
+class Checkpoints(TrainerCallback):
+    """Marks each checkpoint once it is whole: a run killed while it saves leaves one that is not."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        processes = PartialState()
+        processes.wait_for_everyone()
+        if processes.is_main_process:
+            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / WHOLE).write_text(layout())
+
+
+def layout() -> str:
+    """How the launch shares the work; the optimizer's and the random states in a checkpoint are cut to it."""
+    processes = PartialState()
+    return f"{processes.num_processes} process(es), {processes.distributed_type.value}"
+
+
+def last_whole(folder: Path) -> str | None:
+    """The last whole checkpoint in `folder`; what is half-written there is removed.
+
+    Raises UserError where a launch of another layout wrote it.
+    """
+    processes = PartialState()
+    if processes.is_main_process:
+        for checkpoint in folder.glob("checkpoint-*"):
+            if not (checkpoint / WHOLE).is_file():
+                shutil.rmtree(checkpoint)
+    processes.wait_for_everyone()
+    last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    if last and (Path(last) / WHOLE).read_text() != layout():
+        raise UserError(
+            f"{last}: written under {(Path(last) / WHOLE).read_text()}, this launch has {layout()}; "
+            f"launch as before, or remove {folder.parent} to start anew"
+        )
+    return last
+
+
+class Log(TrainerCallback):
+    """One line a logging step, on the screen and in a file; a resumed run drops the lines that it will write again."""
+
+    def __init__(self, path: Path, steps: int) -> None:
+        self.path = path
+        self.steps = steps
+        self.began = time.monotonic()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.is_world_process_zero and self.path.is_file():
+            lines = [line for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+            self.path.write_text("".join(line for line in lines if json.loads(line)["step"] <= state.global_step))
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        """Raises UserError, on every process, where the loss is not finite."""
+        if not logs or "loss" not in logs:
+            return
+        loss = float(logs["loss"])
+        if not torch.isfinite(torch.tensor(loss)):
+            raise UserError(f"step {state.global_step}: the loss is not finite; lower train.learning_rate")
+        if state.is_world_process_zero:
+            record = {"step": state.global_step, **{name: float(logs[name]) for name in LOGGED if name in logs}}
+            with self.path.open("a") as file:
+                file.write(json.dumps(record) + "\n")
+            seconds = time.monotonic() - self.began
+            print(f"step {state.global_step}/{self.steps}  loss {loss:.4f}  {seconds:.0f} s", flush=True)
