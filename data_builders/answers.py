@@ -63,6 +63,6 @@ def _read(progress: Path) -> list[Answered]:
     """Whole lines only; a line that a kill cut short is cut off the file."""
     if not progress.exists():
         return []
-    lines = progress.read_text().split("\n")
-    progress.write_text("".join(f"{line}\n" for line in lines[:-1]))
-    return [Answered(**json.loads(line)) for line in lines[:-1]]
+    *whole, _ = progress.read_text().split("\n")
+    progress.write_text("".join(f"{line}\n" for line in whole))
+    return [Answered(**json.loads(line)) for line in whole]

@@ -27,6 +27,7 @@ from recipes import run_folder
 from recipes.loader import Invocation, run_script
 from recipes.schema import Recipe
 
+PROGRESS = ".answers.jsonl"
 VERSION = "1"  # changes whenever the same settings would give other pairs
 
 
@@ -51,6 +52,7 @@ def build(invocation: Invocation) -> None:
             manifest = write(recipe, train, heldout, answers, rendering, step.partial)
             print("  ".join(f"{name}: {count}" for name, count in manifest["counts"].items()))
             run_folder.finish(step)
+            (step.folder / PROGRESS).unlink(missing_ok=True)  # only now: until then a killed run goes on from it
 
 
 def step_settings(recipe: Recipe, rendering: Renderer) -> dict[str, Any]:
@@ -77,7 +79,7 @@ def make_answers(recipe: Recipe, requests: Sequence[Request], rendering: Rendere
     stops = stop_ids(loading.family(recipe.model), rendering.tokenizer, model)
     print(f"end tokens: {', '.join(rendering.tokenizer.convert_ids_to_tokens(sorted(stops)))}")
     decoder = BatchDecoder(model, stops, recipe.data.max_new_tokens, recipe.data.batch_size)
-    return self_answers(requests, decoder, rendering, folder / ".answers.jsonl")
+    return self_answers(requests, decoder, rendering, folder / PROGRESS)
 
 
 def make_pairs(recipe: Recipe, requests: Sequence[Request], answers: Sequence[Answered]) -> Iterator[dict[str, Any]]:
@@ -96,7 +98,7 @@ def write(
     rendering: Renderer,
     folder: Path,
 ) -> dict[str, Any]:
-    """Write everything but the answers in progress, which end here; returns the manifest."""
+    """Write the data set; returns the manifest."""
     count = output.write_pairs(make_pairs(recipe, train, answers), folder)
     output.write_heldout(heldout, folder / "heldout.jsonl")
     shutil.rmtree(folder / "dropped", ignore_errors=True)
@@ -120,7 +122,6 @@ def write(
     }
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
     (folder / "README.md").write_text(output.card(manifest))
-    (folder / ".answers.jsonl").unlink(missing_ok=True)
     return manifest
 
 

@@ -62,7 +62,7 @@ def write_pairs(pairs: Iterable[Mapping[str, Any]], folder: Path) -> int:
 
 def write_heldout(requests: Sequence[Request], path: Path) -> None:
     """Requests that are never trained on, as eval's benchmark `heldout` reads them."""
-    with path.open("w") as file:
+    with path.open("w", encoding="utf-8") as file:
         for request in requests:
             row = {"id": request.id, "sentences": request.sentences, "reference": request.reference}
             file.write(json.dumps({**row, "extra": dict(request.extra)}, ensure_ascii=False) + "\n")

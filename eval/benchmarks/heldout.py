@@ -59,6 +59,10 @@ def _request(row: Any) -> Request:
     name = extra["entry_point"]
     _expect(name.isidentifier() and name not in dir(builtins), f'"entry_point" {name!r} is no free name')
     try:
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("a string holds half of a surrogate pair, which is no text") from None
+    try:
         compile(extra["tests"], "<tests>", "exec", dont_inherit=True)
     except SyntaxError as error:
         raise ValueError(f'"tests" do not compile ({error.msg}, their line {error.lineno})') from None

@@ -1,0 +1,473 @@
+"""Every key that a recipe may set has an effect: one check for each."""
+
+import json
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+import transformers
+from conftest import real_tokenizer
+from peft import get_peft_model
+from safetensors import safe_open
+from synthetic_arms import write_run
+from tiny_models import arguments, invocation, talker_folder
+
+from data_builders import build
+from eval import arms, report, run, suite
+from eval.replay import replay
+from headstart import model as loading
+from headstart.acceptance import rule
+from headstart.family import FAMILIES
+from headstart.prompt import renderer
+from headstart.request import Request
+from recipes import run_folder
+from recipes.errors import UserError
+from recipes.loader import parse
+from recipes.schema import Model, Recipe
+from train import sft
+from train.adapter import lora_config
+from train.merging import load_adapted, merge_and_prove
+from train.rows import in_order, training_rows
+
+REQUESTS = [Request(f"r/{n}", "made", (f"Write task{n}.", " It takes a list.", " Thanks.")) for n in range(5)]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A tiny model's folder and helpers around it; what several checks need is made once."""
+    folder = tmp_path_factory.mktemp("keys")
+    model = talker_folder(folder / "model", seed=8, end_weight=1.0)  # its answers run to the limit
+    runs = iter(range(1000))
+
+    def resolve(*overrides, run="run"):
+        return invocation(model, folder / run, *overrides)
+
+    @cache
+    def pairs(*overrides):
+        """The rows and the manifest that build.py makes, with the corpus' answers."""
+        made = folder / f"run{next(runs)}"
+        settings = ("data.answers=corpus", "data.limit=6", *overrides)
+        assert build.main(arguments(model, made, *settings)) == 0
+        manifest = json.loads((made / "data" / "manifest.json").read_text())
+        return SimpleNamespace(
+            rows=pq.read_table(made / "data" / "pairs-00000.parquet").to_pylist(), manifest=manifest, data=made / "data"
+        )
+
+    @cache
+    def adapter():
+        """A random adapter of the tiny model, saved."""
+        recipe = resolve().recipe
+        torch.manual_seed(0)
+        adapted = get_peft_model(loading.load_model(recipe.model), lora_config(recipe.train, FAMILIES["smollm2"]))
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                torch.nn.init.normal_(parameter.data, std=0.02)
+        adapted.save_pretrained(folder / "adapter")
+        return folder / "adapter"
+
+    def arm(*overrides):
+        return arms.load(resolve("eval.max_new_tokens=6", *overrides))
+
+    return SimpleNamespace(model=model, folder=folder, resolve=resolve, pairs=pairs, adapter=adapter, arm=arm)
+
+
+@cache
+def rendering():
+    return renderer(real_tokenizer("smollm2"), FAMILIES["smollm2"])
+
+
+def recipe(*overrides):
+    return parse(["recipe=smollm2", *overrides]).recipe
+
+
+def trainer(key, value, shown=None):
+    """A key of `train` that reaches TRL's settings as they are."""
+
+    def check(here):
+        plain, changed = (
+            sft.arguments(recipe("model.device=cpu", *given), here.folder, 3).to_dict()
+            for given in ((), (f"train.{key}={value}",))
+        )
+        moved = {name: changed[name] for name in changed if changed[name] != plain[name]}
+        assert (value if shown is None else shown) in moved.values()
+
+    return check
+
+
+# --- run, model, prompt ---
+
+
+def run_dir(here):
+    assert parse(["recipe=smollm2", "run.dir=some/where"]).run_dir == Path("some/where")
+    assert here.pairs().data.is_dir()
+
+
+def run_seed(here):
+    assert here.pairs().rows != here.pairs("run.seed=5").rows
+    assert sft.arguments(recipe("run.seed=5", "model.device=cpu"), here.folder, 1).seed == 5
+    rows = training_rows(here.pairs().data, rendering(), 2048).dataset
+    assert list(in_order(rows, 2, 4, 0)["labels"]) != list(in_order(rows, 2, 4, 5)["labels"])
+
+
+def model_name(here):
+    assert loading.load_model(here.resolve().recipe.model).config.hidden_size == 16
+    assert loading.weights_hash(Model(name="org/model")) == "org/model@main"
+
+
+def model_revision(here, monkeypatch):
+    asked = []
+    for kind in ("AutoTokenizer", "AutoModelForCausalLM", "AutoConfig"):
+        patched = getattr(transformers, kind)
+        monkeypatch.setattr(patched, "from_pretrained", lambda name, **given: asked.append(given["revision"]) or 1 / 0)
+    for load in (loading.load_tokenizer, loading.load_model, loading.load_config):
+        with pytest.raises(ZeroDivisionError):
+            load(Model(name="org/model", revision="v2"))
+    assert asked == ["v2"] * 3
+    assert loading.weights_hash(Model(name="org/model", revision="v2")) == "org/model@v2"
+
+
+def model_family(here):
+    assert loading.family(Model(family="gemma3")).name == "gemma3"
+    with pytest.raises(UserError, match="family=qwen3"):
+        loading.load_model(here.resolve("model.family=qwen3").recipe.model)
+
+
+def model_dtype(here):
+    assert loading.load_model(here.resolve("model.dtype=float32").recipe.model).dtype == torch.float32
+    assert loading.load_model(here.resolve("model.dtype=bfloat16").recipe.model).dtype == torch.bfloat16
+
+
+def model_device(here):
+    assert loading.device(Model(device="cpu")).type == "cpu"
+    if torch.cuda.is_available():
+        assert loading.device(Model(device="auto")).type == loading.device(Model(device="cuda")).type == "cuda"
+    else:
+        assert loading.device(Model(device="auto")).type == "cpu"
+        with pytest.raises(UserError, match="torch sees no GPU"):
+            loading.device(Model(device="cuda"))
+
+
+def prompt_system_message(here):
+    given = "prompt.system_message=Guess."
+    assert here.pairs(given).rows[0]["prompt"][0] == {"role": "system", "content": "Guess."}
+    arm = here.arm(given)
+    assert arm.system == "Guess."
+    assert "Guess." in arm.renderer.text(arm.prompt(REQUESTS[0], 1))
+
+
+# --- data ---
+
+
+def data_corpus(here):
+    assert here.pairs().manifest["corpus"]["name"] == "seed"
+    with pytest.raises(UserError, match=r"data.corpus='other'"):
+        recipe("data.corpus=other")
+
+
+def data_limit(here):
+    assert (here.pairs().manifest["counts"]["requests"], len(here.pairs("data.limit=4").rows)) == (6, 8)
+
+
+def data_heldout_tasks(here):
+    def tasks(found):
+        return {line.split('"task": "')[1].split('"')[0] for line in (found.data / "heldout.jsonl").open()}
+
+    assert (len(tasks(here.pairs())), len(tasks(here.pairs("data.heldout_tasks=3")))) == (12, 3)
+
+
+def data_cuts(here):
+    assert (len(here.pairs().rows), len(here.pairs("data.cuts=1").rows)) == (12, 6)
+
+
+def data_cut(here):
+    inside = here.pairs("data.cut=inside").rows
+    assert here.pairs().rows != inside
+    assert any(row["prompt"][-1]["content"][-1].isalpha() for row in inside)
+
+
+def own_answers(here, monkeypatch, *overrides):
+    """The decoder that build.py hands to `self_answers`."""
+    taken = []
+    monkeypatch.setattr(build, "self_answers", lambda requests, decoder, *rest: taken.append(decoder) or [])
+    given = here.resolve("data.answers=self", *overrides).recipe
+    assert build.make_answers(given, REQUESTS, rendering(), here.folder) == []
+    return taken[0]
+
+
+def data_answers(here, monkeypatch):
+    assert own_answers(here, monkeypatch).model.config.hidden_size == 16
+    corpus = build.make_answers(here.resolve("data.answers=corpus").recipe, REQUESTS, rendering(), here.folder)
+    assert [answered.dropped for answered in corpus] == ["empty answer"] * 5
+
+
+def data_max_new_tokens(here, monkeypatch):
+    assert own_answers(here, monkeypatch, "data.max_new_tokens=7").limit == 7
+
+
+def data_batch_size(here, monkeypatch):
+    assert own_answers(here, monkeypatch, "data.batch_size=3").batch_size == 3
+
+
+# --- train, merge ---
+
+
+def lora(key, value, name):
+    def check(here):
+        assert getattr(lora_config(recipe(f"train.{key}={value}").train, FAMILIES["smollm2"]), name) == value
+
+    return check
+
+
+def train_effective_batch(here):
+    assert [sft.accumulate(recipe(f"train.effective_batch={n}", "train.micro_batch=4"), 2) for n in (8, 24)] == [1, 3]
+
+
+def train_micro_batch(here):
+    trainer("micro_batch", 2)(here)
+    assert [sft.accumulate(recipe("train.effective_batch=8", f"train.micro_batch={n}"), 1) for n in (1, 4)] == [8, 2]
+
+
+def train_max_length(here):
+    data = here.pairs().data
+    whole = training_rows(data, rendering(), 2048)
+    lengths = sorted(len(row["input_ids"]) for row in whole.dataset)
+    fewer = training_rows(data, rendering(), lengths[5])
+    assert (len(whole.dataset), len(fewer.dataset)) == (12, sum(length <= lengths[5] for length in lengths))
+
+
+def merged(here, name, *overrides):
+    given = here.resolve(*overrides).recipe
+    folder = here.folder / name
+    proof = merge_and_prove(load_adapted(given.model, here.adapter()), given, rendering(), folder)
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return proof, file.get_tensor("model.norm.weight").dtype
+
+
+def merge_dtype(here):
+    assert merged(here, "float32", "merge.dtype=float32")[1] == torch.float32
+    assert merged(here, "bfloat16", "merge.dtype=bfloat16")[1] == torch.bfloat16
+
+
+def merge_max_new_tokens(here):
+    few, more = (merged(here, f"m{n}", f"merge.max_new_tokens={n}")[0].tokens for n in (2, 5))
+    assert (few, more) == (4 * 2, 4 * 5)
+
+
+# --- eval ---
+
+
+def eval_arm(here):
+    assert here.arm("eval.arm=plain").system is None
+    assert here.arm("eval.arm=message").system
+    for arm in ("adapter", "merged"):
+        with pytest.raises(UserError, match=f"run/{arm}: not there yet"):
+            here.arm(f"eval.arm={arm}")
+
+
+def eval_benchmarks(here):
+    assert list(suite.load(parse(["recipe=smollm2", "eval.benchmarks=[humaneval]"])).requests) == ["humaneval"]
+    with pytest.raises(UserError, match="no benchmark 'other'"):
+        suite.load(parse(["recipe=smollm2", "eval.benchmarks=[other]"]))
+
+
+def eval_limit(here):
+    for limit, number in (("null", 164), (3, 3)):
+        found = suite.load(parse(["recipe=smollm2", "eval.benchmarks=[humaneval]", f"eval.limit={limit}"]))
+        assert len(found.requests["humaneval"]) == number
+
+
+def eval_timed(here, tmp_path):
+    lines = {line["id"]: line for line in replay(here.arm(), REQUESTS)}
+    usable = sum(line["excluded"] is None for line in lines.values())
+    assert usable > 1
+    for timed, number in ((0, 0), (1, 1), ("null", usable)):
+        arm = here.arm(f"eval.timed={timed}")
+        assert len(run.time_all(arm, {"made": REQUESTS}, lines, tmp_path / f"{timed}.jsonl")) == number
+
+
+def eval_replay(here):
+    for mode, updates in (("last", type(None)), ("full", list)):
+        found = [line for line in replay(here.arm(f"eval.replay={mode}"), REQUESTS) if line["excluded"] is None]
+        assert {type(line["updates"]) for line in found} == {updates}
+
+
+LOGITS = torch.log(torch.tensor([[0.6, 0.3, 0.1]] * 3))
+DRAFT = torch.tensor([0, 1, 2])
+
+
+def passing(*overrides):
+    return rule(recipe("eval.replay=full", *overrides).eval)(LOGITS, DRAFT).tolist()
+
+
+def eval_acceptance(here):
+    assert passing() == [True, False, False]
+    assert passing("eval.acceptance=threshold", "eval.tau=0.2") == [True, True, False]
+    arm = here.arm("eval.replay=full", "eval.acceptance=top_k")
+    for decoder in (arm.decoder(), arm.batch_decoder()):
+        assert decoder.rule(LOGITS, DRAFT).tolist() == [True, True, False]
+
+
+def eval_tau(here):
+    assert passing("eval.acceptance=threshold", "eval.tau=0.05") == [True, True, True]
+    assert passing("eval.acceptance=threshold", "eval.tau=0.5") == [True, False, False]
+
+
+def eval_top_k(here):
+    assert passing("eval.acceptance=top_k", "eval.top_k=1") == [True, False, False]
+    assert passing("eval.acceptance=top_k", "eval.top_k=3") == [True, True, True]
+
+
+def eval_max_new_tokens(here):
+    arm = here.arm()
+    assert (arm.decoder().limit, arm.batch_decoder().limit) == (6, 6)
+
+
+def eval_batch_size(here):
+    assert here.arm("eval.batch_size=3").batch_decoder().batch_size == 3
+
+
+def eval_allow_code_execution(here):
+    assert suite.check_scoring(recipe("eval.allow_code_execution=true").eval)
+    with pytest.raises(UserError, match=r"set eval\.allow_code_execution=true"):
+        suite.check_scoring(recipe("eval.allow_code_execution=false").eval)
+
+
+def eval_time_limit(here):
+    assert suite.limits(recipe("eval.time_limit=2.5").eval).seconds == 2.5
+
+
+def eval_memory_limit(here):
+    assert suite.limits(recipe("eval.memory_limit=300").eval).memory_mb == 300
+
+
+# --- report ---
+
+
+def compared(here, monkeypatch, **settings):
+    """The three arms that report.py hands to `build_report`: before, after, before for quality."""
+    made = here.resolve(*(f"report.{key}={value}" for key, value in settings.items()), run="reported")
+    for name in ("plain", "message", "merged", "other"):
+        with run_folder.step(made, made.run_dir / "eval" / name, {"arm": name}) as step:
+            if step is not None:
+                run_folder.finish(step)
+
+    taken = []
+
+    def build_report(*given):
+        taken.extend(given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(report, "build_report", build_report)
+    with pytest.raises(KeyboardInterrupt):
+        report.report(made)
+    return [folder.name for folder in taken[:3]]
+
+
+def one_of_three(name, place):
+    def check(here, monkeypatch):
+        plain, changed = compared(here, monkeypatch), compared(here, monkeypatch, **{name: "other"})
+        assert plain == ["message", "merged", "plain"]
+        assert changed[place] == "other"
+        assert [changed[i] for i in range(3) if i != place] == [plain[i] for i in range(3) if i != place]
+
+    return check
+
+
+@cache
+def written(folder, **settings):
+    """The folder of the report on a made-up run."""
+    given = [f"report.{key}={value}" for key, value in ({"bootstrap": 60, "replays": 1} | settings).items()]
+    made = folder / f"reports{len(list(folder.glob('reports*')))}"
+    return report.build_report(*write_run(made, n=12), made / "report", recipe(*given).report, 0, "x").parent
+
+
+def interval(here, **settings):
+    found = json.loads((written(here.folder, **settings) / "report.json").read_text())
+    return found["arms"]["merged"]["benchmarks"]["humaneval"]["kept_share"]
+
+
+def report_bootstrap(here):
+    assert interval(here) != interval(here, bootstrap=61)
+
+
+def report_confidence(here):
+    wide, narrow = interval(here), interval(here, confidence=0.6)
+    assert wide["value"] == narrow["value"]
+    assert wide["high"] - wide["low"] > narrow["high"] - narrow["low"]
+
+
+def report_replays(here):
+    pages = [(written(here.folder, **given) / "report.html").read_text() for given in ({}, {"replays": 3})]
+    blocks = [page.split('id="replay-data">')[1].split("</script>")[0] for page in pages]
+    assert [len(json.loads(block)["benchmarks"][0]["requests"]) for block in blocks] == [1, 3]
+
+
+CHECKS = {
+    "run.dir": run_dir,
+    "run.seed": run_seed,
+    "model.name": model_name,
+    "model.revision": model_revision,
+    "model.family": model_family,
+    "model.dtype": model_dtype,
+    "model.device": model_device,
+    "prompt.system_message": prompt_system_message,
+    "data.corpus": data_corpus,
+    "data.limit": data_limit,
+    "data.heldout_tasks": data_heldout_tasks,
+    "data.cuts": data_cuts,
+    "data.cut": data_cut,
+    "data.answers": data_answers,
+    "data.max_new_tokens": data_max_new_tokens,
+    "data.batch_size": data_batch_size,
+    "train.rank": lora("rank", 3, "r"),
+    "train.alpha": lora("alpha", 5, "lora_alpha"),
+    "train.dropout": lora("dropout", 0.25, "lora_dropout"),
+    "train.learning_rate": trainer("learning_rate", 0.125),
+    "train.schedule": trainer("schedule", "linear"),
+    "train.warmup_steps": trainer("warmup_steps", 17),
+    "train.weight_decay": trainer("weight_decay", 0.375),
+    "train.max_grad_norm": trainer("max_grad_norm", 0.625),
+    "train.effective_batch": train_effective_batch,
+    "train.micro_batch": train_micro_batch,
+    "train.max_length": train_max_length,
+    "train.steps": trainer("steps", 13),
+    "train.gradient_checkpointing": trainer("gradient_checkpointing", "true", True),
+    "train.save_every": trainer("save_every", 19),
+    "train.log_every": trainer("log_every", 23),
+    "merge.dtype": merge_dtype,
+    "merge.max_new_tokens": merge_max_new_tokens,
+    "eval.arm": eval_arm,
+    "eval.benchmarks": eval_benchmarks,
+    "eval.limit": eval_limit,
+    "eval.timed": eval_timed,
+    "eval.replay": eval_replay,
+    "eval.acceptance": eval_acceptance,
+    "eval.tau": eval_tau,
+    "eval.top_k": eval_top_k,
+    "eval.max_new_tokens": eval_max_new_tokens,
+    "eval.batch_size": eval_batch_size,
+    "eval.allow_code_execution": eval_allow_code_execution,
+    "eval.time_limit": eval_time_limit,
+    "eval.memory_limit": eval_memory_limit,
+    "report.before": one_of_three("before", 0),
+    "report.after": one_of_three("after", 1),
+    "report.quality_before": one_of_three("quality_before", 2),
+    "report.bootstrap": report_bootstrap,
+    "report.confidence": report_confidence,
+    "report.replays": report_replays,
+}
+
+
+def test_every_key_of_the_schema_has_a_check():
+    keys = [f"{section}.{key}" for section, part in Recipe().model_dump().items() for key in part]
+    assert keys == list(CHECKS)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_the_key_has_an_effect(name, here, request):
+    check = CHECKS[name]
+    wanted = check.__code__.co_varnames[1 : check.__code__.co_argcount]
+    check(here, *(request.getfixturevalue(fixture) for fixture in wanted))
