@@ -18,7 +18,7 @@ demo: pipeline
 
 pipeline: .venv/.demo
 	$(BIN)/python data_builders/build.py recipe=$(RECIPE)
-	$(BIN)/python eval/run.py recipe=$(RECIPE) eval.arm=plain
+	$(BIN)/python eval/run.py recipe=$(RECIPE) eval.arm=plain eval.replay=last eval.timed=0
 	$(BIN)/python eval/run.py recipe=$(RECIPE) eval.arm=message
 	$(BIN)/python train/sft.py recipe=$(RECIPE)
 	$(BIN)/python train/merge.py recipe=$(RECIPE)

@@ -6,7 +6,7 @@ two drafts. Under the other rules the path matters: every sentence is walked, ve
 """
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,10 +78,11 @@ def _run(arm: Arm, requests: Sequence[Request]) -> list[Replayed]:
         return []
     decoder = arm.batch_decoder()
     whole = [arm.prompt(request, len(request.sentences)) for request in requests]
-    base = decoder.advance(whole)
+    base = decoder.advance(whole, progress=_counted("base answers", len(whole)))
     if arm.recipe.eval.acceptance == "greedy":
         paths = _abreast(arm, requests)
-        streams = decoder.advance(whole, [path[-1].answer for path in paths])
+        drafts = [path[-1].answer for path in paths]
+        streams = decoder.advance(whole, drafts, _counted("streamed answers", len(whole)))
         paths = [(*path, stream) for path, stream in zip(paths, streams, strict=True)]
     else:
         paths = _walk(arm, requests)
@@ -96,7 +97,7 @@ def _abreast(arm: Arm, requests: Sequence[Request]) -> list[tuple[Advance, ...]]
     whole_path = arm.recipe.eval.replay == "full"
     cuts = [range(1 if whole_path else len(r.sentences) - 1, len(r.sentences)) for r in requests]
     prompts = [arm.prompt(request, i) for request, path in zip(requests, cuts, strict=True) for i in path]
-    made = iter(arm.batch_decoder().advance(prompts))
+    made = iter(arm.batch_decoder().advance(prompts, progress=_counted("drafts", len(prompts))))
     return [tuple(_updates_of([next(made).answer for _ in path])) for path in cuts]
 
 
@@ -116,6 +117,18 @@ def _walk(arm: Arm, requests: Sequence[Request]) -> list[tuple[Advance, ...]]:
         for row, step in zip(rows, decoder.advance(prompts, [_held(steps[row]) for row in rows]), strict=True):
             steps[row].append(step)
     return [tuple(taken) for taken in steps]
+
+
+def _counted(what: str, total: int) -> Callable[[int], None]:
+    """A progress callback that prints how many of `total` are done."""
+    done = 0
+
+    def say(count: int) -> None:
+        nonlocal done
+        done += count
+        print(f"  {what}: {done}/{total}", flush=True)
+
+    return say
 
 
 def _held(steps: Sequence[Advance]) -> Answer:

@@ -11,6 +11,7 @@ from peft import get_peft_model
 from tiny_models import REQUESTS, SHORT, arguments, invocation, reciter, save, talker_folder
 
 from eval import arms, run, suite, timing
+from eval.benchmarks import heldout
 from eval.replay import replay
 from headstart import model as loading
 from headstart.family import FAMILIES
@@ -331,5 +332,5 @@ def test_half_a_surrogate_pair_is_named(tmp_path):
     row = {"id": "a", "sentences": ["x \ud800"], "extra": {"entry_point": "f", "tests": "assert f", "task": "t"}}
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n")
-    with pytest.raises(UserError, match="line 1.*surrogate"):
+    with pytest.raises(UserError, match="surrogate pair"):
         heldout.load(path)

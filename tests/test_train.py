@@ -9,10 +9,12 @@ import tiny_run
 import torch
 from conftest import FAMILIES as NAMES
 from conftest import SIZES, tiny_model
+from datasets import Dataset
 from peft import PeftModel, get_peft_model
 from safetensors.torch import save_file
 from tiny_run import distance, rows, train, trained, weights, write_recipe
 from transformers import AutoModelForCausalLM, Phi3Config
+from trl import SFTConfig, SFTTrainer
 
 from data_builders.pairs import write_pairs
 from headstart.family import FAMILIES
@@ -25,6 +27,7 @@ from train import sft
 from train.adapter import adapted_modules, lora_config, prove_adapter, refuse_quantised
 from train.checkpoints import WHOLE, Checkpoints
 from train.rows import in_order, training_rows, write_dropped
+from train.trainer import LabelledTrainer
 
 PARITY = {"steps": 6, "dropout": 0.0}
 
@@ -416,3 +419,29 @@ def test_a_loss_that_is_not_finite_stops_with_one_line(base, tmp_path, capsys):
 
 def test_every_family_is_covered():
     assert set(NAMES) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", NAMES)
+def test_the_loss_without_unlabelled_logits_is_trls(family, tmp_path):
+    """LabelledTrainer's loss and gradients are the stock trainer's, and it makes no logit without a label."""
+    rows = [{"input_ids": [5, 6, 7, 8, 9], "labels": [-100, -100, 7, 8, 9]}, {"input_ids": [4, 3], "labels": [-100, 3]}]
+    found = {}
+    for kind in (SFTTrainer, LabelledTrainer):
+        model = tiny_model(family)
+        made = []
+        model.get_output_embeddings().register_forward_hook(lambda *io, made=made: made.append(io[2].numel() // 97))
+        trainer = kind(
+            model=model,
+            args=SFTConfig(str(tmp_path), max_length=None, use_cpu=True, bf16=False, report_to="none"),
+            train_dataset=Dataset.from_list(rows),
+            processing_class=tiny_run.tokenizer("smollm2"),
+        )
+        batch = trainer.data_collator(rows)
+        loss = trainer.compute_loss(model, batch, num_items_in_batch=torch.tensor(4))
+        loss.backward()
+        found[kind] = loss.item(), [p.grad for p in model.parameters() if p.grad is not None]
+        if kind is LabelledTrainer:
+            assert made == [4]
+    assert found[LabelledTrainer][0] == pytest.approx(found[SFTTrainer][0], rel=1e-5)
+    for ours, theirs in zip(found[LabelledTrainer][1], found[SFTTrainer][1], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

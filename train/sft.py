@@ -17,7 +17,7 @@ from typing import Any
 from accelerate import PartialState
 from peft import get_peft_model
 from transformers import PrinterCallback, set_seed
-from trl import SFTConfig, SFTTrainer
+from trl import SFTConfig
 
 from headstart import model as loading
 from headstart.prompt import Renderer, renderer
@@ -28,6 +28,7 @@ from recipes.schema import Recipe
 from train.adapter import adapted_modules, lora_config, prove_adapter, refuse_quantised, write_card
 from train.checkpoints import Checkpoints, Log, last_whole
 from train.rows import Rows, in_order, training_rows, write_dropped
+from train.trainer import LabelledTrainer
 
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
@@ -123,7 +124,7 @@ def fit(recipe: Recipe, rows: Rows, rendering: Renderer, accumulation: int, step
     modules = adapted_modules(base, family)
     set_seed(recipe.run.seed)
     checkpoints = step.partial / ".checkpoints"
-    trainer = SFTTrainer(
+    trainer = LabelledTrainer(
         model=get_peft_model(base, lora_config(recipe.train, family)),
         args=arguments(recipe, checkpoints, accumulation),
         train_dataset=in_order(rows.dataset, recipe.train.steps, recipe.train.effective_batch, recipe.run.seed),
