@@ -42,9 +42,9 @@ def build(invocation: Invocation) -> None:
     rendering = renderer(loading.load_tokenizer(recipe.model), loading.family(recipe.model))
     settings = step_settings(recipe, rendering)
     if invocation.dry_run:
-        print(
-            f"would build pairs of {len(train)} requests ({len(heldout)} held out) into {invocation.run_dir / 'data'}"
-        )
+        folder = invocation.run_dir / "data"
+        what = f"would build pairs of {len(train)} requests ({len(heldout)} held out) into {folder}"
+        run_folder.say_plan(folder, settings, what)
         return
     with run_folder.step(invocation, invocation.run_dir / "data", settings) as step:
         if step is not None:

@@ -62,6 +62,8 @@ def needed(invocation: Invocation) -> dict[str, str]:
             raise UserError(
                 f"{folder}: made from another base (weights {made_from}); {recipe.model.name} has {found['base']}"
             )
+        message = {"system_message": recipe.prompt.system_message}
+        run_folder.agree(folder, record, message if recipe.eval.arm == "adapter" else {"prompt": message})
         found[recipe.eval.arm] = record["content"]
     return found
 

@@ -21,6 +21,7 @@ from eval.resampling import (
     seed_for,
     swapped,
 )
+from recipes.errors import UserError
 
 QUALITY_SERVED = Figure(
     "quality_served",
@@ -69,15 +70,18 @@ def compare(
     requests), n, p and the test behind it. A figure that rests on the base side's cost comes twice: by its own name
     against the after model's base, and with `_against_before` against the before model's base on the same request.
     `headline` names the form with the lower after-value. `ends_by_itself` repeats it all on the requests whose
-    answers end by themselves on both sides.
+    answers end by themselves on both sides. Where `quality_before` and `after` share no request, `quality` has no
+    benchmarks and its figures are None.
 
     Raises:
-        UserError: where the arms cannot be compared; the line names what differs.
+        UserError: where the arms cannot be compared, or `before` and `after` share no request; the line names why.
     """
     reference = quality_before or before
     for arm in (before, reference):
         check_comparable(arm, after)
     pairs = paired(before, after)
+    if not pairs:
+        raise UserError(f"{before.folder} and {after.folder} share no included request; evaluate the same benchmarks")
     quality_pairs = paired(reference, after)
     how = Resampling(confidence, samples, seed)
     return {
@@ -150,7 +154,7 @@ def _scopes(
     """Per benchmark, macro (each benchmark resampled on its own, then averaged) and pooled."""
     parts = {name: sections(group, name) for name, group in pairs.items()}
     everything = [pair for group in pairs.values() for pair in group]
-    whole = sections(everything, "pooled") if len(pairs) > 1 else next(iter(parts.values()))
+    whole = sections(everything, "pooled") if len(parts) != 1 else next(iter(parts.values()))
     macro = {
         key: {name: _averaged([part[key][name] for part in parts.values()]) for name in whole[key]} for key in whole
     }

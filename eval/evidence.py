@@ -9,12 +9,29 @@ from typing import Any
 from eval.metrics import Line
 from recipes.errors import UserError
 
-_REQUEST_KEYS = (
-    "id", "benchmark", "sentences", "draft", "base", "stream", "base_passes", "stream_passes", "stream_passes_paper",
-    "draft_tokens", "kept_tokens", "updates", "total_passes", "base_score", "stream_score", "score_note", "excluded",
-)  # fmt: skip
-_TIMING_KEYS = ("id", "base_seconds", "stream_seconds", "stream_seconds_cold")
-_SUMMARY_KEYS = ("arm", "settings", "hashes", "device")
+Kinds = Mapping[str, Any]  # key -> the types that its value may have
+
+_AGAIN = "run eval/run.py for this arm again"
+_ANSWER: Kinds = {"tokens": list, "text": str, "stop": str}
+_REQUEST: Kinds = {
+    "id": str,
+    "benchmark": str,
+    "sentences": list,
+    "excluded": str | None,
+    **dict.fromkeys(("draft", "base", "stream"), dict),
+    **dict.fromkeys(("base_passes", "stream_passes", "stream_passes_paper", "draft_tokens", "kept_tokens"), int),
+    **dict.fromkeys(("base_score", "stream_score"), int | float | None),
+    "updates": list | None,
+    "total_passes": int | None,
+    "score_note": str | None,
+}
+_IDENTITY = ("id", "benchmark", "sentences")
+_EXCLUDED: Kinds = {key: kind if key in _IDENTITY else kind | None for key, kind in _REQUEST.items()}
+_TIMING: Kinds = {
+    "id": str,
+    **dict.fromkeys(("base_seconds", "stream_seconds", "stream_seconds_cold"), int | float | None),
+}
+_SUMMARY: Kinds = {"arm": str, "settings": dict, "hashes": dict, "device": str}
 
 
 @dataclass(frozen=True)
@@ -39,7 +56,7 @@ def read_arms(*folders: Path) -> list[Arm]:
     """Reads several folders; arms of one name are told apart by their run's name.
 
     Raises:
-        UserError: where a file is missing, a line is broken, or a key or an id is missing or there twice.
+        UserError: where a file is missing or broken, a key is missing or of another type, or an id is there twice.
     """
     summaries = [_read_summary(folder) for folder in folders]
     names = [str(summary["arm"]) for summary in summaries]
@@ -48,48 +65,71 @@ def read_arms(*folders: Path) -> list[Arm]:
         for name, folder in zip(names, folders, strict=True)
     ]
     return [
-        Arm(
-            label,
-            folder,
-            _read_lines(folder / "requests.jsonl", _REQUEST_KEYS),
-            _read_lines(folder / "timings.jsonl", _TIMING_KEYS) if (folder / "timings.jsonl").exists() else (),
-            summary,
-        )
+        Arm(label, folder, _read_requests(folder), _read_timings(folder), summary)
         for label, folder, summary in zip(labels, folders, summaries, strict=True)
     ]
 
 
 def _read_summary(folder: Path) -> dict[str, Any]:
     path = folder / "summary.json"
-    if not path.is_file():
-        raise UserError(f"{path}: not there; run eval/run.py for this arm first")
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}: not JSON ({error}); run eval/run.py for this arm again") from error
-    _need_keys(summary, _SUMMARY_KEYS, str(path))
-    return summary
+    return _checked(_parsed(_bytes_of(path), str(path)), _SUMMARY, str(path))
 
 
-def _read_lines(path: Path, keys: tuple[str, ...]) -> tuple[Line, ...]:
-    if not path.is_file():
-        raise UserError(f"{path}: not there; run eval/run.py for this arm first")
+def _read_requests(folder: Path) -> tuple[Line, ...]:
+    path = folder / "requests.jsonl"
+    lines = _read_lines(path)
+    for number, line in enumerate(lines, start=1):
+        where = f"{path}, line {number}"
+        whole = line.get("excluded") is None
+        _checked(line, _REQUEST if whole else _EXCLUDED, where)
+        for side in ("draft", "base", "stream") if whole else ():
+            _checked(line[side], _ANSWER, f"{where}, {side}")
+    return lines
+
+
+def _read_timings(folder: Path) -> tuple[Line, ...]:
+    path = folder / "timings.jsonl"
+    lines = _read_lines(path) if path.exists() else ()
+    for number, line in enumerate(lines, start=1):
+        _checked(line, _TIMING, f"{path}, line {number}")
+    return lines
+
+
+def _read_lines(path: Path) -> tuple[Line, ...]:
+    """The file's objects, each with an id of its own."""
     lines: dict[str, Line] = {}
-    with path.open(encoding="utf-8") as file:
-        for number, text in enumerate(file, start=1):
-            where = f"{path}, line {number}"
-            try:
-                line = json.loads(text)
-            except json.JSONDecodeError as error:
-                raise UserError(f"{where}: not JSON ({error}); run eval/run.py for this arm again") from error
-            _need_keys(line, keys, where)
-            if line["id"] in lines:
-                raise UserError(f"{where}: id {line['id']} is there twice; run eval/run.py for this arm again")
-            lines[line["id"]] = line
+    for number, text in enumerate(_bytes_of(path).splitlines(), start=1):
+        where = f"{path}, line {number}"
+        line = _checked(_parsed(text, where), {"id": str}, where)
+        if line["id"] in lines:
+            raise UserError(f"{where}: id {line['id']} is there twice; {_AGAIN}")
+        lines[line["id"]] = line
     return tuple(lines.values())
 
 
-def _need_keys(line: Any, keys: tuple[str, ...], where: str) -> None:
-    missing = [key for key in keys if key not in line] if isinstance(line, dict) else list(keys)
-    if missing:
-        raise UserError(f"{where}: {', '.join(missing)} missing; run eval/run.py for this arm again")
+def _bytes_of(path: Path) -> bytes:
+    if not path.is_file():
+        raise UserError(f"{path}: not there; run eval/run.py for this arm first")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); {_AGAIN}") from error
+
+
+def _parsed(text: bytes, where: str) -> Any:
+    try:
+        return json.loads(text.decode("utf-8"))
+    except ValueError as error:
+        raise UserError(f"{where}: not JSON ({error}); {_AGAIN}") from error
+
+
+def _checked(line: Any, kinds: Kinds, where: str) -> dict[str, Any]:
+    """The object itself, once it is known to have these keys with values of these types."""
+    if not isinstance(line, dict):
+        raise UserError(f"{where}: not an object but {type(line).__name__}; {_AGAIN}")
+    if missing := [key for key in kinds if key not in line]:
+        raise UserError(f"{where}: {', '.join(missing)} missing; {_AGAIN}")
+    for key, kind in kinds.items():
+        if not isinstance(line[key], kind):
+            raise UserError(f"{where}: {key} cannot be {type(line[key]).__name__}; {_AGAIN}")
+    return line

@@ -15,30 +15,6 @@ Table = dict[str, Array]
 HARNESS_ERROR = "harness error"
 
 
-def figures(
-    records: Sequence[Line], timings: Iterable[Line], confidence: float, samples: int, seed: int
-) -> dict[str, Any]:
-    """Every figure of design.md's result contract over these requests, and how many requests each rests on.
-
-    Excluded requests leave every figure and are counted in `n_excluded`. A request without a score on either side
-    leaves both quality figures: those that the scorer itself failed on are listed in `harness_errors`, the rest in
-    `unscored`; an answer that fails its tests has the score 0 and stays. `n_undefined_speedup` counts requests with
-    a residual of zero passes, which have no speedup.
-
-    Args:
-        records: lines of requests.jsonl.
-        timings: lines of timings.jsonl; those of other requests are ignored.
-
-    Returns:
-        `n`, `n_excluded`, `n_timed`, `n_scored`, `n_by_figure`, and each figure as {"value", "low", "high"}: value is
-        None with no request to rest on, low and high are None below two.
-    """
-    names = {r["benchmark"] for r in records}
-    rows = table(included(records), timings)
-    name = names.pop() if len(names) == 1 else "pooled"
-    return _rendered(records, rows, _estimates(rows, samples, seed_for(seed, name)), confidence)
-
-
 def summarise(
     records_by_benchmark: Mapping[str, Sequence[Line]],
     timings: Iterable[Line],
@@ -46,8 +22,23 @@ def summarise(
     samples: int,
     seed: int,
 ) -> dict[str, Any]:
-    """`benchmarks` (figures of each), `macro` (mean of the benchmarks' values, resampled within each), `pooled`
-    (all requests as one set), and `excluded`: [{"id", "benchmark", "reason"}]."""
+    """Every figure of design.md's result contract, and how many requests each rests on.
+
+    Excluded requests leave every figure and are counted in `n_excluded`. A request without a score on either side
+    leaves both quality figures: those that the scorer itself failed on are listed in `harness_errors`, the rest in
+    `unscored`; an answer that fails its tests has the score 0 and stays. `n_undefined_speedup` counts requests with
+    a residual of zero passes, which have no speedup.
+
+    Args:
+        records_by_benchmark: lines of requests.jsonl.
+        timings: lines of timings.jsonl; those of other requests are ignored.
+
+    Returns:
+        `benchmarks` (figures of each), `macro` (mean of the benchmarks' values, resampled within each), `pooled` (all
+        requests as one set), and `excluded`: [{"id", "benchmark", "reason"}]. Figures are `n`, `n_excluded`,
+        `n_timed`, `n_scored`, `n_by_figure`, and each figure as {"value", "low", "high"}: value is None with no
+        request to rest on, low and high are None below two.
+    """
     timings = list(timings)
     everything = [record for records in records_by_benchmark.values() for record in records]
     rows = {name: table(included(records), timings) for name, records in records_by_benchmark.items()}

@@ -17,6 +17,7 @@ from rich.table import Table
 from eval.report_pages import build_report
 from eval.report_tables import Row, before_after, quality_rows
 from recipes import run_folder
+from recipes.errors import UserError
 from recipes.loader import Invocation, run_script
 
 
@@ -37,7 +38,7 @@ def report(invocation: Invocation) -> None:
     out = invocation.run_dir / "report"
     before, after, quality = (folder for folder, _ in arms)
     if invocation.dry_run:
-        print(f"would compare {before} with {after} and write {out}")
+        run_folder.say_plan(out, settings, f"would compare {before} with {after} and write {out}")
         return
     with run_folder.step(invocation, out, settings) as step:
         if step is not None:
@@ -50,13 +51,17 @@ def report(invocation: Invocation) -> None:
 def arm_folder(invocation: Invocation, arm: str) -> tuple[Path, dict[str, Any]]:
     """An arm's evaluation folder, by the arm's name or by path, and its step record."""
     folder = Path(arm) if "/" in arm else invocation.run_dir / "eval" / arm
+    if folder.is_file():
+        raise UserError(
+            f"{folder}: a file; set report.before, report.after, report.quality_before to an arm or a folder"
+        )
     return folder, run_folder.need(folder, f"python eval/run.py recipe={invocation.name} eval.arm={folder.name}")
 
 
 def show(found: Mapping[str, Any]) -> None:
     """The before/after table and the verdicts of each benchmark, on the screen."""
     change = found["change"]
-    console = Console(width=118)
+    console = Console(width=118, markup=False, emoji=False)
     for name, section in change["benchmarks"].items():
         table = Table(
             title=f"{name}: {change['before']} -> {change['after']}, n = {section['n']}", title_justify="left"
@@ -65,12 +70,12 @@ def show(found: Mapping[str, Any]) -> None:
             table.add_column(column, overflow="fold")
         for group in before_after(section, short=True) + quality_rows(change, name):
             table.add_section()
-            table.add_row(f"[bold]{group.title}[/bold]")
+            table.add_row(group.title, style="bold")
             for row in group.rows:
                 table.add_row(*cells(row))
         console.print(table)
         for verdict in found["verdicts"][name]:
-            console.print(f"- {verdict['sentence']}", markup=False)
+            console.print(f"- {verdict['sentence']}")
         console.print()
 
 

@@ -32,6 +32,7 @@ _LOOK: Any = {
     "grid.color": _INK,
     "font.family": "sans-serif",
     "svg.fonttype": "none",
+    "text.parse_math": False,  # names are text, a dollar sign in one is no formula
 }
 
 

@@ -16,7 +16,7 @@ from eval.report_format import bounds, number, p_value, signed, signed_bounds
 
 _INTERVALS = ("quality_before", "quality_after", "quality_after_base", "median_speedup_before", "median_speedup_after")
 TABLE3_COLUMNS = (
-    "source", "model", "benchmark", "n", "n_quality", "count", "base_of",
+    "source", "model", "benchmark", "n", "n_quality", "quality_arm_before", "speed_arm_before", "count", "base_of",
     *(f"{name}{end}" for name in _INTERVALS for end in ("", "_low", "_high")),
 )  # fmt: skip
 _SHORT = (
@@ -72,7 +72,8 @@ def quality_rows(change: Mapping[str, Any], scope: str) -> list[Group]:
     if section is None:
         return []
     title = f"Quality, {change['quality_before']} against {change['after']}"
-    return [_group(title, (*QUALITY, QUALITY_SERVED), section["figures"], set())]
+    group = _group(title, (*QUALITY, QUALITY_SERVED), section["figures"], set())
+    return [group] if group.rows else []
 
 
 def unseen_rows(summary: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -103,8 +104,9 @@ def paper() -> dict[str, Any]:
 def table3(change: Mapping[str, Any], model: str) -> list[dict[str, Any]]:
     """The paper's Table 3 layout: measured rows first, the paper's own rows after them.
 
-    `count` says how residual passes are counted, `base_of` whose base passes the after-speedup is taken against.
-    Quality in percent, before from the arm for quality, speedups as medians in passes.
+    `count` says how residual passes are counted, `base_of` whose base passes the after-speedup is taken against,
+    `quality_arm_before` and `speed_arm_before` which arms the before-columns are of. Quality in percent, speedups as
+    medians in passes.
     """
     scopes = dict(change["benchmarks"]) | ({"average": change["macro"]} if len(change["benchmarks"]) > 1 else {})
     rows = [
@@ -190,6 +192,8 @@ def _measured(
         "benchmark": scope,
         "n": speed["n"],
         "n_quality": stream["n"] if stream else 0,
+        "quality_arm_before": change["quality_before"] if stream and stream["n"] else None,
+        "speed_arm_before": change["before"],
         "count": count,
         "base_of": "before" if suffix else "after",
         **_three("quality_before", stream and stream["before"], 100, 2),

@@ -56,7 +56,8 @@ def evaluate(invocation: Invocation) -> None:
     }
     folder = invocation.run_dir / "eval" / arm_name
     if invocation.dry_run:
-        print(f"would replay {', '.join(f'{len(r)} of {n}' for n, r in requests.items())} into {folder}; {sandbox}")
+        what = ", ".join(f"{len(rows)} of {name}" for name, rows in requests.items())
+        run_folder.say_plan(folder, settings, f"would replay {what} into {folder}; {sandbox}")
         return
     with run_folder.step(invocation, folder, settings) as step:
         if step is not None:
@@ -69,6 +70,8 @@ def fill(step: run_folder.Step, requests: Requests, hashes: dict[str, str], sand
     """Write requests.jsonl and timings.jsonl; returns the summary."""
     recipe = step.invocation.recipe
     arm = arms.load(step.invocation)
+    if arm.renderer.fingerprint != hashes["renderer"]:
+        raise UserError(f"arm {arm.name}: its tokenizer or chat template renders otherwise than the base's; merge anew")
     ends = arm.renderer.tokenizer.convert_ids_to_tokens(sorted(arm.stop_ids))
     print(f"arm {arm.name}; end tokens: {', '.join(ends)}; greedy, whatever generation_config says")
     lines = replay_all(arm, requests, step.partial / "requests.jsonl")
@@ -116,12 +119,13 @@ def replay_all(arm: arms.Arm, requests: Requests, path: Path) -> dict[str, dict[
 
 
 def time_all(arm: arms.Arm, requests: Requests, lines: dict[str, Any], path: Path) -> list[dict[str, Any]]:
-    """Time the first `eval.timed` requests of each benchmark that are not excluded (all where it is not given)."""
+    """Time the first `eval.timed` requests of each benchmark (all where it is not given), the excluded apart."""
     timings = read_whole_lines(path)
     done = {timing["id"] for timing in timings}
     warm = False
     for name, rows in requests.items():
-        chosen = [request for request in rows if lines[request.id]["excluded"] is None][: arm.recipe.eval.timed]
+        # By place in the benchmark, not by outcome: so that all arms time the same requests.
+        chosen = [request for request in rows[: arm.recipe.eval.timed] if lines[request.id]["excluded"] is None]
         for i, request in enumerate(chosen):
             if request.id in done:
                 continue

@@ -22,10 +22,12 @@ class Verdict:
 def outcome(entry: Mapping[str, Any], confidence: float) -> Outcome:
     """A change counts as shown where its interval leaves out zero and the test's p is at most 1 - confidence.
 
-    Where only one of the two says so it is "not clear": calling that unchanged would hide a loss.
+    Where only one of the two says so it is "not clear": calling that unchanged would hide a loss. With n
+    requests p is at least 2 / 2^n, the observed labelling and its mirror image among all: where that is above
+    1 - confidence, there are too few requests for any change to show.
     """
     low, high, p = entry["change"]["low"], entry["change"]["high"], entry["p"]
-    if low is None or high is None or p is None:
+    if low is None or high is None or p is None or 2.0 ** (1 - entry["n"]) > 1 - confidence:
         return "too few requests"
     by_interval, by_test = not low <= 0 <= high, p <= 1 - confidence
     if by_interval and by_test:
@@ -36,8 +38,11 @@ def outcome(entry: Mapping[str, Any], confidence: float) -> Outcome:
 def sentence(subject: str, entry: Mapping[str, Any], unit: Unit, found: Outcome) -> str:
     """The outcome with its numbers."""
     before, after = number(entry["before"]["value"], unit), number(entry["after"]["value"], unit)
-    if found == "too few requests":
+    if found == "too few requests" and entry["p"] is None:
         return f"{subject}: too few requests to say (n = {entry['n']})."
+    if found == "too few requests":
+        values = f"{before} before and {after} after"
+        return f"{subject}: {values}; too few requests to say (n = {entry['n']}: no test could show a change)."
     if found == "no change shown":
         return f"{subject}: no change shown, {before} before and {after} after {evidence(entry, unit)}."
     if found == "not clear":
@@ -66,8 +71,10 @@ def verdicts(change: Mapping[str, Any], scope: str | None) -> list[Verdict]:
         _figure(found, "answer_tokens_mean", "Answer length in tokens (mean)", confidence),
         _figure(found, "ends_by_itself_share", "Share of answers that end by themselves", confidence),
     ]
-    if graded is not None:
+    if graded is not None and graded["n"]:
         result.append(_quality(change, graded["figures"]["quality_stream"], confidence))
+    else:
+        result.append(Verdict("quality", "too few requests", _no_quality(change)))
     return result + _cautions(found, confidence)
 
 
@@ -97,6 +104,11 @@ def _quality(change: Mapping[str, Any], entry: Mapping[str, Any], confidence: fl
         return verdict
     loss = f"{-100 * low:.1f} points"
     return Verdict(verdict.topic, verdict.outcome, f"{verdict.sentence} A loss of {loss} is not excluded.")
+
+
+def _no_quality(change: Mapping[str, Any]) -> str:
+    arms = f"{change['quality_before']} and {change['after']}"
+    return f"Quality is left out: {arms} share no included request here; evaluate the same benchmarks with both."
 
 
 def _cautions(found: Mapping[str, Any], confidence: float) -> list[Verdict]:

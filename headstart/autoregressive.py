@@ -13,6 +13,7 @@ from transformers import DynamicCache
 
 from headstart.acceptance import Rule, greedy, leading_run
 from headstart.decoder import Answer, Verified, scored, settle
+from recipes.errors import UserError
 
 
 class AutoregressiveDecoder:
@@ -27,6 +28,8 @@ class AutoregressiveDecoder:
         self.stop_ids = stop_ids
         self.limit = limit
         self.rule = rule
+        self.context: int = model.config.get_text_config().max_position_embeddings
+        self.claimed = False
         self.forget()
 
     def forget(self) -> None:
@@ -38,9 +41,14 @@ class AutoregressiveDecoder:
     def verify(self, prompt: Sequence[int], draft: Answer) -> Verified:
         """One pass over what of `prompt` is not in the cache, and the draft. See `decoder.Decoder`.
 
-        With an empty draft this is the prefill of plain decoding.
+        With an empty draft this is the prefill of plain decoding. Raises UserError where prompt and answer would not
+        fit the model's context.
         """
         tokens = scored(draft)
+        if len(prompt) + self.limit > self.context:
+            raise UserError(
+                f"a prompt of {len(prompt)} tokens and {self.limit} more exceed the context of {self.context}"
+            )
         self._keep(min(common_prefix(self._held, prompt), len(prompt) - 1))
         logits = self._forward([*prompt[len(self._held) :], *tokens], positions=len(tokens) + 1)
         drafted = torch.tensor(draft.tokens, dtype=torch.long, device=logits.device)

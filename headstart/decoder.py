@@ -39,7 +39,12 @@ class Verified:
 
 
 class Decoder(Protocol):
-    """One model, one request at a time. It may keep a cache between calls; `forget` drops it."""
+    """One model, one request at a time. It may keep a cache between calls; `forget` drops it.
+
+    `claimed` is set by the session that uses it: a cache serves one session at a time.
+    """
+
+    claimed: bool
 
     def verify(self, prompt: Sequence[int], draft: Answer) -> Verified:
         """One pass over prompt and draft: keep the leading run that passes, and take the next token from it."""

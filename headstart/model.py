@@ -8,6 +8,7 @@ from typing import Any
 
 import platformdirs
 import torch
+from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
@@ -47,8 +48,8 @@ def load_model(settings: Model, folder: Path | None = None, dtype: torch.dtype |
         model = AutoModelForCausalLM.from_pretrained(
             name, revision=revision, dtype=dtype or torch_dtype(settings.dtype), trust_remote_code=False
         )
-    except (OSError, ValueError) as error:
-        raise UserError(_unreachable(name, error)) from error
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"{folder}: cannot be loaded ({error})" if folder else _unreachable(name, error)) from error
     check_model(family(settings), model)
     return model.eval().to(device(settings))
 
@@ -80,7 +81,10 @@ def weights_hash(settings: Model, folder: Path | None = None) -> str:
     path = Path(name)
     if not path.is_dir():
         return f"{name}@{revision or 'main'}"
-    files = sorted([*path.glob("*.safetensors"), path / "config.json"])
+    weights = sorted(path.glob("*.safetensors"))
+    if not weights:
+        raise UserError(f"{path}: holds no *.safetensors; save the model there with save_pretrained")
+    files = [*weights, path / "config.json"]
     return digest([[file.name, file_hash(file)] for file in files])
 
 

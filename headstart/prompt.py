@@ -83,7 +83,7 @@ class Renderer:
                     list(messages), tokenize=False, add_generation_prompt=generation, **self.family.template_arguments
                 )
             )
-        except (jinja2.TemplateError, ValueError) as error:
+        except (jinja2.TemplateError, ValueError, TypeError, ArithmeticError) as error:
             raise UserError(f"chat template of family {self.family.name} refuses the conversation: {error}") from error
 
     def _content(self, message: dict[str, str]) -> str:

@@ -23,11 +23,15 @@ class StreamingSession:
 
     `update(text)` returns at once; `submit(text)` returns the finished answer. Either one, coming while the session
     drafts, stops the draft at its next token and verifies what exists. Use it as a context manager, or `close` it.
+    A decoder serves one session at a time.
     """
 
     def __init__(
         self, decoder: Decoder, renderer: Renderer, system: str | None = None, history: Sequence[Message] = ()
     ) -> None:
+        if decoder.claimed:
+            raise RuntimeError("this decoder serves another session; give each session a decoder of its own")
+        decoder.claimed = True
         self.draft = Answer()
         self._decoder = decoder
         self._renderer = renderer
@@ -57,6 +61,7 @@ class StreamingSession:
         """Stop drafting and end the thread."""
         self._stop.set()
         self._worker.shutdown(wait=True)
+        self._decoder.claimed = False
 
     def __enter__(self) -> "StreamingSession":
         return self

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
@@ -60,6 +61,9 @@ def run_script(doc: str | None, argv: Sequence[str] | None, body: Callable[[Invo
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:  # a full disk, a path that cannot be written, a file where a folder is expected
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("interrupted; the same command resumes", file=sys.stderr)
         return 130
@@ -78,6 +82,8 @@ def parse(arguments: Sequence[str]) -> Invocation:
             raise UserError(
                 f"cannot read {argument!r}: say recipe=NAME, section.key=value or one of {', '.join(FLAGS)}"
             )
+        elif key == "recipe" and reference is not None:
+            raise UserError(f"recipe={reference} and recipe={value}: give one; a recipe may name a base")
         elif key == "recipe":
             reference = value
         else:
@@ -113,8 +119,16 @@ def find(reference: str) -> Path:
 
 
 def to_yaml(recipe: Recipe) -> str:
-    """The whole recipe as YAML; the text is itself a valid `recipe=` file."""
-    return OmegaConf.to_yaml(OmegaConf.create(recipe.model_dump(mode="json")))
+    """The whole recipe as YAML; the text is itself a valid `recipe=` file, `${` inside a value included."""
+    return yaml.safe_dump(_escaped(recipe.model_dump(mode="json")), sort_keys=False, allow_unicode=True, width=1 << 16)
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _escaped(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_escaped(item) for item in value]
+    return value.replace("${", "\\${") if isinstance(value, str) else value
 
 
 def is_main_process() -> bool:

@@ -62,7 +62,7 @@ def is_complete(folder: Path, settings: Mapping[str, Any]) -> bool:
     """Whether `folder` holds this step's whole output. Raises UserError where other settings made it."""
     if not folder.exists():
         return False
-    made_by = read_step(folder)["settings"]
+    made_by = _unchanged(folder)["settings"]
     if digest(made_by) == digest(settings):
         return True
     changed = ", ".join(_differences(made_by, json.loads(canonical(settings)))[:4])
@@ -84,20 +84,43 @@ def finish(step: Step) -> None:
 def read_step(folder: Path) -> dict[str, Any]:
     """What `finish` recorded. Raises UserError where the folder holds no finished step."""
     try:
-        return json.loads((folder / STEP_FILE).read_text())
-    except FileNotFoundError:
+        record = json.loads((folder / STEP_FILE).read_text())
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(
             f"{folder}: no finished step here ({STEP_FILE} is missing); remove it or run its step"
         ) from None
-    except json.JSONDecodeError as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{folder / STEP_FILE}: not readable ({error}); remove the folder and run its step") from error
+    if not isinstance(record, dict) or not {"settings", "content", "provenance"} <= record.keys():
+        raise UserError(f"{folder / STEP_FILE}: not a step's record; remove the folder and run its step")
+    return record
 
 
 def need(folder: Path, command: str) -> dict[str, Any]:
-    """The record of an input step. Raises UserError that names the command to run first."""
+    """The record of an input step. Raises UserError where it is not there, not finished, or changed since."""
     if not folder.exists():
         raise UserError(f"{folder}: not there yet; first run: {command}")
-    return read_step(folder)
+    return _unchanged(folder)
+
+
+def agree(folder: Path, record: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Raise UserError where the step in `folder` was made with other settings than `expected` (some of its keys)."""
+    found = {key: record["settings"].get(key) for key in expected}
+    if digest(found) != digest(expected):
+        changed = ", ".join(_differences(found, json.loads(canonical(expected)))[:4])
+        raise UserError(f"{folder}: made by other settings ({changed}); give those, or make it anew in another run.dir")
+
+
+def say_plan(folder: Path, settings: Mapping[str, Any], plan: str) -> None:
+    """What a dry run prints: the plan, or that there is nothing to do. Raises UserError as the step itself would."""
+    print(f"{folder}: complete; nothing would be done" if is_complete(folder, settings) else plan)
+
+
+def _unchanged(folder: Path) -> dict[str, Any]:
+    record = read_step(folder)
+    if content_hash(folder) != record["content"]:
+        raise UserError(f"{folder}: changed since it was made; remove it and run its step again")
+    return record
 
 
 def digest(value: Any) -> str:
@@ -130,7 +153,7 @@ def file_hash(path: Path) -> str:
 def write_atomically(path: Path, text: str) -> None:
     """Write `text` so that a reader sees the old file or the new one, never half of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.partial")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
     temporary.write_text(text)
     temporary.rename(path)
 

@@ -29,7 +29,7 @@ class Run(Section):
     """Where the run lives and what it draws its randomness from."""
 
     dir: str | None = Field(None, description="the run's folder; runs/<recipe name> when not given")
-    seed: int = Field(0, description="seed of cuts, data order, adapter initialisation and bootstrap")
+    seed: int = Field(0, ge=0, lt=2**32, description="seed of cuts, data order, adapter initialisation and bootstrap")
 
 
 class Model(Section):

@@ -157,6 +157,18 @@ def test_one_pair_is_too_few_to_say() -> None:
     assert {v.outcome for v in verdicts(got, "b")} == {"too few requests"}
 
 
+@pytest.mark.parametrize("n", [2, 5, 6])
+def test_no_test_can_show_a_change_among_fewer_than_six(n: int) -> None:
+    """p is at least 2 / 2^n: 0.0625 with five requests that all change alike, 0.03125 with six."""
+    before = [plain(f"b/{i}", stream_passes=90 + i) for i in range(n)]
+    after = [plain(f"b/{i}", stream_passes=10 + i) for i in range(n)]
+    got = change(arm("message", before), arm("merged", after), samples=4000)
+    said = {v.topic: v for v in verdicts(got, "b")}["residual passes, mean"]
+    assert said.outcome == ("fell" if n == 6 else "too few requests")
+    assert "disagree" not in said.sentence
+    assert n == 6 or f"too few requests to say (n = {n}: no test could show a change)" in said.sentence
+
+
 def test_a_speedup_made_by_longer_answers_is_called_out() -> None:
     before = [plain(f"b/{i}", base_passes=60 + i, stream_passes=60 + i) for i in range(30)]
     after = [plain(f"b/{i}", base_passes=120 + 2 * i, stream_passes=60 + i) for i in range(30)]
@@ -225,6 +237,18 @@ def test_other_sentences_and_no_shared_request_are_refused() -> None:
         change(arm("message", before), arm("merged", records(2, 0.3, 10, "mbpp")))
 
 
+def test_a_quality_arm_of_other_requests_leaves_out_quality_alone() -> None:
+    arms = arm("message", records(1, 0.3, 20)), arm("merged", records(2, 0.3, 20))
+    got = change(*arms, arm("plain", records(3, 0.3, 20, "mbpp")))
+    whole = change(*arms)
+    assert got["benchmarks"] == whole["benchmarks"]
+    assert got["quality"]["benchmarks"] == {}
+    for scope in ("humaneval", None):
+        said = {v.topic: v for v in verdicts(got, scope)}["quality"]
+        assert said.outcome == "too few requests"
+        assert "plain and merged share no included request" in said.sentence
+
+
 def test_evidence_is_read_back_and_broken_files_are_named(tmp_path: Path) -> None:
     before, after, plain_arm = write_run(tmp_path)
     arms = read_arms(before, after, plain_arm)
@@ -237,6 +261,10 @@ def test_evidence_is_read_back_and_broken_files_are_named(tmp_path: Path) -> Non
         ([*lines[:2], "{half\n"], "line 3: not JSON"),
         ([*lines[:2], '{"id": "x"}\n'], "line 3: benchmark, sentences"),
         ([*lines[:2], lines[0]], "line 3: id humaneval/0 is there twice"),
+        (["7\n"], "line 1: not an object but int"),
+        ([json.dumps(json.loads(lines[0]) | {"base_passes": None})], "line 1: base_passes cannot be NoneType"),
+        ([json.dumps(json.loads(lines[0]) | {"stream": {"tokens": [1]}})], "line 1, stream: text, stop missing"),
+        ([json.dumps(json.loads(lines[0]) | {"id": []})], "line 1: id cannot be list"),
     ):
         (after / "requests.jsonl").write_text("".join(broken))
         with pytest.raises(UserError) as refused:
@@ -244,6 +272,26 @@ def test_evidence_is_read_back_and_broken_files_are_named(tmp_path: Path) -> Non
         assert said in str(refused.value)
     with pytest.raises(UserError, match=r"summary.json: not there"):
         read_arms(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("summary.json", b'{"arm": "\xff"}', "summary.json: not JSON"),
+        ("summary.json", b"[]", "summary.json: not an object but list"),
+        ("summary.json", b'{"arm": "a", "settings": {}, "hashes": [], "device": "cpu"}', "hashes cannot be list"),
+        ("requests.jsonl", b"{}\n\xff\n", "requests.jsonl, line 1: id missing"),
+        ("requests.jsonl", b"\xff\n", "requests.jsonl, line 1: not JSON"),
+        ("timings.jsonl", b'{"id": "x", "base_seconds": "1"}\n', "timings.jsonl, line 1: stream_seconds"),
+    ],
+)
+def test_what_is_no_evidence_is_one_line(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    folder = write_run(tmp_path)[0]
+    (folder / name).write_bytes(content)
+    with pytest.raises(UserError) as refused:
+        read_arms(folder)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
 
 
 def test_arms_of_one_name_are_told_apart(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from synthetic_arms import left_out, record, records, timings
 
 from eval.definitions import FIGURES
-from eval.metrics import figures, summarise
+from eval.metrics import summarise
 from headstart.residual import kept_share, residual, residual_paper, speedup, total_passes
 
 QUICK: dict[str, Any] = {"confidence": 0.95, "samples": 200, "seed": 0}
@@ -36,6 +36,14 @@ CONTRACT = {
 
 def plain(name: str, **changed: Any) -> dict[str, Any]:
     return record(random.Random(name), name, "b", 0.5) | changed
+
+
+def figures(
+    found: list[dict[str, Any]], clock: list[dict[str, Any]], confidence: float, samples: int, seed: int
+) -> Any:
+    """The figures of one benchmark."""
+    name = found[0]["benchmark"]
+    return summarise({name: found}, clock, confidence, samples, seed)["benchmarks"][name]
 
 
 def test_residual_of_one_request() -> None:
@@ -187,7 +195,8 @@ def test_macro_is_the_mean_of_benchmarks_and_pooled_is_one_set() -> None:
     assert got["benchmarks"] == own
     for name in ("kept_share", "speedup_passes_median", "quality_stream"):
         assert got["macro"][name]["value"] == pytest.approx(mean(own[b][name]["value"] for b in own))
-    assert got["pooled"] == figures([*groups["a"], *groups["b"]], [], **QUICK)
+    one_set = [r | {"benchmark": "pooled"} for r in (*groups["a"], *groups["b"])]
+    assert got["pooled"] == figures(one_set, [], **QUICK)
     assert got["macro"]["n"] == got["pooled"]["n"] == 58
     assert [e["id"] for e in got["excluded"]] == ["a/3", "b/3"]
     assert got["excluded"][0]["reason"] == "single sentence"

@@ -72,3 +72,10 @@ def test_the_python_example_runs():
     done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=600, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert re.match(r"\d+ draft tokens kept\n", done.stdout)
+
+
+def test_the_steps_are_the_makefiles_and_nothing_is_left_to_fill_in():
+    steps = [" ".join(command) for command in commands() if command[0] == "python" and "recipe=smollm2" in command]
+    made = re.findall(r"^\t\$\(BIN\)/(python (?:data_builders|train|eval)/.*)$", (ROOT / "Makefile").read_text(), re.M)
+    assert steps == [line.replace("$(RECIPE)", "smollm2") for line in made]
+    assert not re.search(r"^[A-Z_]{6,}$", README, re.MULTILINE)

@@ -287,3 +287,29 @@ def test_a_bug_is_not_hidden():
         raise UserError("mend this")
 
     assert loader.run_script("doc", ["recipe=smollm2"], refusal) == 2
+
+
+def test_dollar_braces_survive_saving(tmp_path):
+    """A saved recipe is reloadable whatever its values hold, and nothing is read from the environment."""
+    for value in ("${x}", "a${oc.env:HOME}", "plain $ {x}"):
+        recipe = loader.resolve("smollm2").recipe
+        recipe = recipe.model_copy(update={"prompt": recipe.prompt.model_copy(update={"system_message": value})})
+        path = tmp_path / "saved.yaml"
+        path.write_text(loader.to_yaml(recipe))
+        assert loader.resolve(str(path)).recipe.prompt.system_message == value
+
+
+def test_two_recipes_are_refused(capsys):
+    assert report.main(["recipe=smollm2", "recipe=qwen3"]) == 2
+    assert "give one" in capsys.readouterr().err
+
+
+def test_a_path_that_cannot_be_written_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert (
+        importlib.import_module("data_builders.build").main(
+            ["recipe=smollm2", f"run.dir={tmp_path / 'file'}", "data.answers=corpus"]
+        )
+        == 2
+    )
+    assert len(capsys.readouterr().err.strip().splitlines()) == 1

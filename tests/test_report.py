@@ -13,10 +13,13 @@ import pytest
 import yaml
 from synthetic_arms import HOSTILE, records, write_arm, write_run
 
+from eval import report as report_script
 from eval.evidence import read_arms
 from eval.report_pages import build_report
 from eval.report_replay import embedded, replays
 from eval.report_tables import TABLE3_COLUMNS, paper
+from recipes.errors import UserError
+from recipes.loader import parse
 from recipes.schema import Report
 
 SETTINGS = Report(bootstrap=200, replays=12)
@@ -76,6 +79,9 @@ def test_table3_has_the_papers_rows_beside_ours(report: Path) -> None:
     assert len(theirs) == 8
     assert theirs[1]["model"] == "Qwen3-8B"
     assert (theirs[1]["quality_after"], theirs[1]["median_speedup_after"], theirs[1]["n"]) == ("59.8", "3.44", "")
+    assert {(r["quality_arm_before"], r["speed_arm_before"]) for r in ours} == {("plain", "message")}
+    assert "| plain, message |" in (report.parent / "report.md").read_text()
+    assert "<td>plain, message</td>" in report.read_text()
     whole = json.loads((report.parent / "report.json").read_text())
     expected = whole["change"]["quality"]["benchmarks"]["humaneval"]["figures"]["quality_stream"]
     assert float(ours[0]["quality_before"]) == pytest.approx(100 * expected["before"]["value"], abs=0.01)
@@ -137,6 +143,35 @@ def test_hostile_names_and_reasons_stay_text(tmp_path: Path) -> None:
     assert "<img" not in markdown
     assert "<b>" not in markdown
     assert "\\|" in markdown
+
+
+def test_names_are_no_markup_and_no_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "[/x] $a_{$ :smile:"
+    folders = [write_arm(tmp_path / f"arm{i}", f"{a}[/b]$a_{{$", records(i, 0.5, 8, name)) for i, a in enumerate("pq")]
+    build_report(*folders, None, tmp_path / "report", SETTINGS, 0, "tiny")
+    assert "$a_{$" in (tmp_path / "report" / "figures" / "kept.svg").read_text()
+    report_script.show(json.loads((tmp_path / "report" / "report.json").read_text()))
+    said = capsys.readouterr().out
+    assert f"{name}: p[/b]$a_{{$ -> q[/b]$a_{{$, n = 7" in said
+    assert "Quality, p[/b]$a_{$ against" in said
+
+
+def test_a_quality_arm_of_other_requests_leaves_the_rest(tmp_path: Path) -> None:
+    found = {"message": records(1, 0.5, 8), "merged": records(2, 0.5, 8), "plain": records(3, 0.5, 8, "mbpp")}
+    folders = [write_arm(tmp_path / a, a, lines) for a, lines in found.items()]
+    page = build_report(*folders, tmp_path / "report", SETTINGS, 0, "tiny")
+    assert "quality is left out (plain shares no request with merged)" in page.read_text()
+    assert "Quality is left out: plain and merged share no" in (tmp_path / "report" / "report.md").read_text()
+    ours = next(csv.DictReader((tmp_path / "report" / "table3.csv").read_text().splitlines()))
+    assert (ours["quality_arm_before"], ours["quality_before"], ours["speed_arm_before"]) == ("", "", "message")
+    assert float(ours["median_speedup_before"]) >= 1
+
+
+def test_an_arm_that_is_a_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    made = parse([f"report.before={tmp_path / 'file'}"])
+    with pytest.raises(UserError, match=r"file: a file; set report\.before"):
+        report_script.report(made)
 
 
 def test_embedded_json_survives() -> None:

@@ -241,3 +241,30 @@ def test_a_reader_never_sees_half_a_file(tmp_path):
     reader.join()
     assert all(length == 1000 and len(rest) == 1 for length, *rest in seen)
     assert os.listdir(tmp_path) == ["summary.json"]
+
+
+def test_a_folder_that_was_changed_is_refused(tmp_path):
+    """By a later step that needs it, and by its own step, which would otherwise say that there is nothing to do."""
+    run = parse(["recipe=smollm2", f"run.dir={tmp_path}"])
+    folder = tmp_path / "data"
+    with run_folder.step(run, folder, {"a": 1}) as step:
+        (step.partial / "x.txt").write_text("x")
+        run_folder.finish(step)
+    assert run_folder.need(folder, "make it")["settings"] == {"a": 1}
+    run_folder.agree(folder, run_folder.read_step(folder), {"a": 1})
+    with pytest.raises(UserError, match="a: 1 there, 2 here"):
+        run_folder.agree(folder, run_folder.read_step(folder), {"a": 2})
+    (folder / "x.txt").write_text("y")
+    for look in (lambda: run_folder.need(folder, "make it"), lambda: run_folder.is_complete(folder, {"a": 1})):
+        with pytest.raises(UserError, match="changed since it was made"):
+            look()
+
+
+@pytest.mark.parametrize("record", ["{}", "[1]", "not json", b"\xff"])
+def test_a_broken_record_is_one_line(tmp_path, record):
+    (tmp_path / "step.json").write_bytes(record if isinstance(record, bytes) else record.encode())
+    with pytest.raises(UserError, match="step"):
+        run_folder.read_step(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="no finished step"):
+        run_folder.read_step(tmp_path / "file")

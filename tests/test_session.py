@@ -15,6 +15,7 @@ from headstart.family import FAMILIES, stop_ids
 from headstart.prompt import renderer
 from headstart.request import Message
 from headstart.residual import residual
+from recipes.errors import UserError
 
 LIMIT = 24
 SYSTEM = "The request may be unfinished."
@@ -306,3 +307,19 @@ def test_an_error_inside_the_with_block_ends_the_thread():
     with pytest.raises(ZeroDivisionError):
         fail()
     assert drafts[0].done()
+
+
+def test_a_decoder_serves_one_session_at_a_time():
+    decoder = AutoregressiveDecoder(talker(real_tokenizer("smollm2"), LONG), frozenset({2}), LIMIT)
+    with StreamingSession(decoder, proven()), pytest.raises(RuntimeError, match="another session"):
+        StreamingSession(decoder, proven())
+    with StreamingSession(decoder, proven()) as session:
+        assert session.submit("Hi.").answer.tokens
+
+
+def test_a_prompt_beyond_the_context_is_refused():
+    decoder = AutoregressiveDecoder(talker(real_tokenizer("smollm2"), LONG), frozenset({2}), LIMIT)
+    with StreamingSession(decoder, proven()) as session:
+        with pytest.raises(UserError, match="exceed the context"):
+            session.submit("word " * 5000)
+        assert session.submit("Hi.").answer.tokens

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from headstart import model as loading
@@ -68,15 +69,16 @@ def check_base(folder: Path, model: Model) -> list[str]:
     """
     try:
         card = json.loads((folder / CARD).read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
+        trained_on, modules = card["base_weights"], list(card["adapted_modules"])
+    except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{folder / CARD}: missing or not readable; train the adapter with train/sft.py") from None
     found = loading.weights_hash(model)
-    if card["base_weights"] != found:
+    if trained_on != found:
         raise UserError(
-            f"{folder}: this adapter belongs to another base ({card['base']}, weights {card['base_weights']}); "
+            f"{folder}: this adapter belongs to another base ({card['base']}, weights {trained_on}); "
             f"the recipe's model is {model.name}, weights {found}; set model.name to the adapter's base"
         )
-    return list(card["adapted_modules"])
+    return modules
 
 
 def prove_adapter(folder: Path, modules: list[str]) -> None:
@@ -84,7 +86,10 @@ def prove_adapter(folder: Path, modules: list[str]) -> None:
 
     Raises UserError that names the first tensor that fails.
     """
-    tensors = load_file(folder / WEIGHTS)
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder / WEIGHTS}: cannot be loaded ({error}); train the adapter again") from error
     expected = {f"base_model.model.{module}.lora_{side}.weight" for module in modules for side in "AB"}
     if odd := sorted(expected ^ tensors.keys()):
         what = "is missing" if odd[0] in expected else "belongs to no adapted module"

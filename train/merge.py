@@ -32,6 +32,7 @@ def merge(invocation: Invocation) -> None:
     adapter = invocation.run_dir / "adapter"
     record = run_folder.need(adapter, f"accelerate launch train/sft.py recipe={invocation.name}")
     prove_adapter(adapter, check_base(adapter, recipe.model))
+    run_folder.agree(adapter, record, {"system_message": recipe.prompt.system_message})
     settings = {
         "merge": recipe.merge.model_dump(),
         "model": {**recipe.model.model_dump(), "weights": loading.weights_hash(recipe.model)},
@@ -39,7 +40,8 @@ def merge(invocation: Invocation) -> None:
         "adapter": record["content"],
     }
     if invocation.dry_run:
-        print(f"would merge {adapter} into {recipe.model.name} and write {invocation.run_dir / 'merged'}")
+        out = invocation.run_dir / "merged"
+        run_folder.say_plan(out, settings, f"would merge {adapter} into {recipe.model.name} and write {out}")
         return
     with run_folder.step(invocation, invocation.run_dir / "merged", settings) as step:
         if step is not None:

@@ -41,6 +41,8 @@ def train(invocation: Invocation) -> None:
     recipe = invocation.recipe
     data = invocation.run_dir / "data"
     record = run_folder.need(data, f"python data_builders/build.py recipe={invocation.name}")
+    made_with = {"data": recipe.data.model_dump(), "system_message": recipe.prompt.system_message}
+    run_folder.agree(data, record, {**made_with, "seed": recipe.run.seed})
     state = processes(recipe)
     accumulation = accumulate(recipe, state.num_processes)
     refuse_quantised(recipe.model)
@@ -50,15 +52,19 @@ def train(invocation: Invocation) -> None:
         "model": {**recipe.model.model_dump(), "weights": loading.weights_hash(recipe.model)},
         "seed": recipe.run.seed,
         "data": record["content"],
+        "system_message": recipe.prompt.system_message,
         "renderer": rendering.fingerprint,
     }
     if invocation.dry_run:
-        plan(recipe, training_rows(data, rendering, recipe.train.max_length), accumulation, state.num_processes)
+        rows = training_rows(data, rendering, recipe.train.max_length)
+        folder = invocation.run_dir / "adapter"
+        run_folder.say_plan(folder, settings, plan(recipe, rows, accumulation, state.num_processes))
         return
     with shared_step(state, invocation, invocation.run_dir / "adapter", settings) as step:
         if step is not None:
             rows = training_rows(data, rendering, recipe.train.max_length)
-            plan(recipe, rows, accumulation, state.num_processes)
+            if state.is_main_process:
+                print(plan(recipe, rows, accumulation, state.num_processes))
             fit(recipe, rows, rendering, accumulation, step)
 
 
@@ -104,17 +110,16 @@ def shared_step(
         yield step
 
 
-def plan(recipe: Recipe, rows: Rows, accumulation: int, world: int) -> None:
-    """Say what will be done."""
-    if PartialState().is_main_process:
-        kept, dropped, steps = len(rows.dataset), len(rows.too_long), recipe.train.steps
-        print(
-            f"{kept} rows of {kept + dropped} pairs; {dropped} longer than {recipe.train.max_length} tokens dropped; "
-            f"{rows.supervised_tokens / kept:.0f} supervised tokens a row\n"
-            f"{steps} steps of {recipe.train.effective_batch} rows = "
-            f"{steps * recipe.train.effective_batch / kept:.2f} epochs; "
-            f"{world} process(es) x {recipe.train.micro_batch} rows x {accumulation} accumulated"
-        )
+def plan(recipe: Recipe, rows: Rows, accumulation: int, world: int) -> str:
+    """What will be done, in words."""
+    kept, dropped, steps = len(rows.dataset), len(rows.too_long), recipe.train.steps
+    return (
+        f"{kept} rows of {kept + dropped} pairs; {dropped} longer than {recipe.train.max_length} tokens dropped; "
+        f"{rows.supervised_tokens / kept:.0f} supervised tokens a row\n"
+        f"{steps} steps of {recipe.train.effective_batch} rows = "
+        f"{steps * recipe.train.effective_batch / kept:.2f} epochs; "
+        f"{world} process(es) x {recipe.train.micro_batch} rows x {accumulation} accumulated"
+    )
 
 
 def fit(recipe: Recipe, rows: Rows, rendering: Renderer, accumulation: int, step: run_folder.Step) -> None:
