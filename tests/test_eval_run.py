@@ -271,7 +271,7 @@ def test_a_broken_line_is_named(model, tmp_path, capsys):
         '{"id": "x", "sentences": ["a"': "line 6: ",
         json.dumps(row(9, [])): 'line 6: "sentences" must be a list',
         json.dumps(row(9, ["a", 3])): 'line 6: "sentences" holds',
-        json.dumps(row(9, ["a", "b"], tests="assert (")): 'line 6: "tests" do not compile',
+        json.dumps(row(9, ["a", "b"], tests="assert (")): 'line 6: "tests" does not compile',
         json.dumps(ROWS[0]): "line 6: id 'own/0' stands there twice",
         "[]": "line 6: the row is not a JSON object",
     }

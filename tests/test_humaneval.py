@@ -66,7 +66,7 @@ def test_stubs_fail(requests: list[Request]) -> None:
 
 
 def test_notes_and_denominator(requests: list[Request], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault 33: the model's own failures count, a harness fault has no value and by default stops."""
+    """Fault 33: the model's own failures count, a harness fault stops the scoring."""
     first = requests[0]
     wrong = f"```python\n{first.text}    "
     answers = [first.reference or ""] * 6 + [
@@ -74,7 +74,7 @@ def test_notes_and_denominator(requests: list[Request], monkeypatch: pytest.Monk
         wrong + "while True: pass\n```",
         wrong + "return (\n```",
     ]
-    answers += ["I cannot.", "```python\n" + first.text + "    return 'fault'\n```"]
+    answers.append("I cannot.")
     real = sandbox.run_tests
 
     def faulty(program: str, *rest: object) -> sandbox.Verdict:
@@ -83,13 +83,12 @@ def test_notes_and_denominator(requests: list[Request], monkeypatch: pytest.Monk
         return real(program, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(sandbox, "run_tests", faulty)
-    ten = [first] * len(answers)
-    scores = humaneval.score(ten, answers, Limits(seconds=1), stop_on_fault=False)
-    assert [s.value for s in scores] == [1] * 6 + [0, 0, 0, 0, None]
-    assert [s.note for s in scores[6:10]] == ["assertion failed", "timeout", "syntax error", "extraction"]
-    assert scores[10].note.startswith("harness error: the sandbox did not start")
-    with pytest.raises(SandboxError, match=r"HumanEval/0: harness error"):
-        humaneval.score(ten, answers, Limits(seconds=1))
+    scores = humaneval.score([first] * 10, answers, Limits(seconds=1))
+    assert [s.value for s in scores] == [1] * 6 + [0] * 4
+    assert [s.note for s in scores[6:]] == ["assertion failed", "timeout", "syntax error", "extraction"]
+    answers[9] = wrong + "return 'fault'\n```"
+    with pytest.raises(SandboxError, match=r"HumanEval/0: harness error: the sandbox did not start"):
+        humaneval.score([first] * 10, answers, Limits(seconds=1))
 
 
 def test_answers_and_requests_must_match(requests: list[Request]) -> None:
@@ -128,8 +127,11 @@ def _with(**extra: object) -> dict[str, object]:
         (json.dumps({**ROW, "extra": None}), '"extra"'),
         (json.dumps(_without("tests")), '"tests"'),
         (json.dumps(_with(entry_point="abs")), "'abs'"),
-        (json.dumps(_with(tests="assert (")), "do not compile"),
+        (json.dumps(_with(tests="assert (")), '"tests" does not compile'),
         (json.dumps(_with(preamble=3)), '"preamble"'),
+        (json.dumps(_with(preamble="def (")), '"preamble" does not compile'),
+        (json.dumps({**ROW, "refrence": "x"}), "the row has the unknown key 'refrence'"),
+        (json.dumps(_with(test="assert f")), "\"extra\" has the unknown key 'test'"),
         (json.dumps(ROW), "twice"),
     ],
 )
@@ -147,3 +149,10 @@ def test_broken_row_names_file_and_line(tmp_path: Path, line: str, says: str) ->
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.jsonl"):
         heldout.load(tmp_path / "none.jsonl")
+
+
+def test_file_without_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "empty.jsonl"
+    path.write_text("\n\n")
+    with pytest.raises(UserError, match=r"empty\.jsonl: holds no request"):
+        heldout.load(path)

@@ -134,8 +134,8 @@ def test_hostile_text_stays_text(report: Path) -> None:
 def test_hostile_names_and_reasons_stay_text(tmp_path: Path) -> None:
     found = records(1, 0.5, 10)
     found[3]["excluded"] = f"{HOSTILE}|`x`"
-    folders = [write_arm(tmp_path / a, a, found) for a in ("message", "merged")]
-    page = build_report(*folders, None, tmp_path / "report", SETTINGS, 0, "<b>run</b>")
+    before, after = (write_arm(tmp_path / a, a, found) for a in ("message", "merged"))
+    page = build_report(before, after, None, tmp_path / "report", SETTINGS, 0, "<b>run</b>")
     tags = [tag for tag, _ in Tags(page.read_text()).tags]
     assert tags.count("script") == 2
     assert "img" not in tags
@@ -147,8 +147,10 @@ def test_hostile_names_and_reasons_stay_text(tmp_path: Path) -> None:
 
 def test_names_are_no_markup_and_no_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "[/x] $a_{$ :smile:"
-    folders = [write_arm(tmp_path / f"arm{i}", f"{a}[/b]$a_{{$", records(i, 0.5, 8, name)) for i, a in enumerate("pq")]
-    build_report(*folders, None, tmp_path / "report", SETTINGS, 0, "tiny")
+    before, after = (
+        write_arm(tmp_path / f"arm{i}", f"{a}[/b]$a_{{$", records(i, 0.5, 8, name)) for i, a in enumerate("pq")
+    )
+    build_report(before, after, None, tmp_path / "report", SETTINGS, 0, "tiny")
     assert "$a_{$" in (tmp_path / "report" / "figures" / "kept.svg").read_text()
     report_script.show(json.loads((tmp_path / "report" / "report.json").read_text()))
     said = capsys.readouterr().out
@@ -158,8 +160,8 @@ def test_names_are_no_markup_and_no_formula(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_quality_arm_of_other_requests_leaves_the_rest(tmp_path: Path) -> None:
     found = {"message": records(1, 0.5, 8), "merged": records(2, 0.5, 8), "plain": records(3, 0.5, 8, "mbpp")}
-    folders = [write_arm(tmp_path / a, a, lines) for a, lines in found.items()]
-    page = build_report(*folders, tmp_path / "report", SETTINGS, 0, "tiny")
+    before, after, plain = (write_arm(tmp_path / a, a, lines) for a, lines in found.items())
+    page = build_report(before, after, plain, tmp_path / "report", SETTINGS, 0, "tiny")
     assert "quality is left out (plain shares no request with merged)" in page.read_text()
     assert "Quality is left out: plain and merged share no" in (tmp_path / "report" / "report.md").read_text()
     ours = next(csv.DictReader((tmp_path / "report" / "table3.csv").read_text().splitlines()))
@@ -169,7 +171,7 @@ def test_a_quality_arm_of_other_requests_leaves_the_rest(tmp_path: Path) -> None
 
 def test_an_arm_that_is_a_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    made = parse([f"report.before={tmp_path / 'file'}"])
+    made = parse(["recipe=smollm2", f"report.before={tmp_path / 'file'}"])
     with pytest.raises(UserError, match=r"file: a file; set report\.before"):
         report_script.report(made)
 
@@ -227,10 +229,10 @@ def test_the_page_says_what_it_must(report: Path) -> None:
 def test_few_requests_no_timings_no_updates_no_replays(tmp_path: Path, n: int) -> None:
     found = [r | {"updates": None, "total_passes": None} for r in records(1, 0.5, 12)][:n]
     found = [r | {"base_score": None, "stream_score": None} for r in found]
-    folders = [write_arm(tmp_path / a, a, found) for a in ("message", "merged")]
-    for folder in folders:
+    before, after = (write_arm(tmp_path / a, a, found) for a in ("message", "merged"))
+    for folder in (before, after):
         (folder / "timings.jsonl").unlink()
-    page = build_report(*folders, None, tmp_path / "report", Report(bootstrap=50, replays=0), 0, "tiny")
+    page = build_report(before, after, None, tmp_path / "report", Report(bootstrap=50, replays=0), 0, "tiny")
     assert "set report.replays above 0" in page.read_text()
     assert "speedup in seconds, median" in (tmp_path / "report" / "report.json").read_text()
 

