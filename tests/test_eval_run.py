@@ -48,7 +48,8 @@ def test_an_arm_is_weights_and_a_prompt(model, tmp_path):
     for name, parameter in adapted.named_parameters():
         if "lora_" in name:
             torch.nn.init.normal_(parameter.data, std=0.5)
-    settings = {"model": {"weights": weights}}
+    message = invocation(model, tmp_path / "run").recipe.prompt.model_dump()
+    settings = {"model": {"weights": weights}, "prompt": message, **message}
     finished(tmp_path / "run" / "adapter", adapted.save_pretrained, settings)
     merged = adapted.merge_and_unload()
     tokenizer = real_tokenizer("smollm2")

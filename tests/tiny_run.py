@@ -138,6 +138,12 @@ def _folder(name):
     return folder
 
 
+def reseal(folder):
+    """Record a step folder's content anew: a test changed it, and means a step that made it so."""
+    record = run_folder.read_step(folder) | {"content": run_folder.content_hash(folder)}
+    (folder / run_folder.STEP_FILE).write_text(json.dumps(record))
+
+
 def weights(folder):
     """The tensors of an adapter folder."""
     return load_file(folder / "adapter_model.safetensors")
