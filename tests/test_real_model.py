@@ -11,11 +11,11 @@ from headstart.session import StreamingSession
 from recipes.loader import parse
 
 pytestmark = pytest.mark.slow
-REQUESTS = 24
+REQUESTS = 22
 
 
 def load(mode, **changes):
-    settings = {"replay": mode, "arm": "message", "max_new_tokens": 128, "batch_size": 12, **changes}
+    settings = {"replay": mode, "arm": "message", "max_new_tokens": 96, "batch_size": 22, **changes}
     overrides = [f"eval.{key}={value}" for key, value in settings.items()]
     return arms.load(parse(["recipe=smollm2", "model.dtype=float32", *overrides]))
 
