@@ -16,7 +16,7 @@ from typing import Any
 from data_builders import pairs as output
 from data_builders.answers import Answered, corpus_answers, self_answers
 from data_builders.corpora import seed
-from data_builders.cuts import cuts
+from data_builders.cuts import Cut, cuts
 from headstart import model as loading
 from headstart.batch import BatchDecoder
 from headstart.family import stop_ids
@@ -86,7 +86,9 @@ def make_pairs(recipe: Recipe, requests: Sequence[Request], answers: Sequence[An
     """The pairs of every request whose answer is usable."""
     for request, answered in zip(requests, answers, strict=True):
         if answered.dropped is None:
-            for cut in cuts(request, recipe.data.cuts, recipe.data.cut, recipe.run.seed):
+            found = cuts(request, recipe.data.cuts, recipe.data.cut, recipe.run.seed)
+            whole = [Cut(request.text, len(request.sentences))] if recipe.data.whole else []
+            for cut in [*found, *whole]:
                 yield output.pair(request, cut, answered.text, recipe.prompt.system_message, recipe.data.answers)
 
 
@@ -112,7 +114,7 @@ def write(
             "held out": len(heldout),
             **{f"dropped: {reason}": number for reason, number in dropped.items()},
         },
-        "cuts": {"kind": recipe.data.cut, "per_request": recipe.data.cuts},
+        "cuts": {"kind": recipe.data.cut, "per_request": recipe.data.cuts, "whole_requests": recipe.data.whole},
         "answers": {"source": own if recipe.data.answers == "self" else "corpus"},
         "default_system_text": rendering.default_system,
         "renderer": rendering.fingerprint,

@@ -39,7 +39,7 @@ def pair(request: Request, cut: Cut, answer: str, system_message: str, answer_so
         "completion": [{"role": "assistant", "content": answer}],
         "id": f"{request.id}#{len(cut.prefix)}",
         "source": request.source,
-        "kind": "prefix-to-answer",
+        "kind": "prefix-to-answer" if len(cut.prefix) < len(request.text) else "whole-request",
         "cut_characters": len(cut.prefix),
         "cut_sentences": cut.sentences,
         "sentences": len(request.sentences),
@@ -98,7 +98,8 @@ Built by headstart: each row asks for the answer to a request of which only a pr
 | --- | --- |
 {counts}
 
-- cuts: {manifest["cuts"]["kind"]}, up to {manifest["cuts"]["per_request"]} a request, seed {manifest["seed"]}
+- cuts: {manifest["cuts"]["kind"]}, up to {manifest["cuts"]["per_request"]} a request, seed {manifest["seed"]};
+  whole requests {"also" if manifest["cuts"]["whole_requests"] else "not"} trained on
 - answers: {manifest["answers"]["source"]}
 - held out, never trained on: `heldout.jsonl`; dropped rows by reason: `dropped/`
 - sentence rule {manifest["sentence_rule"]}, renderer {manifest["renderer"]}

@@ -59,6 +59,9 @@ class Data(Section):
     limit: Count | None = Field(None, description="use at most so many training requests; all when not given")
     heldout_tasks: int = Field(12, ge=0, description="tasks whose requests are set aside and never trained on")
     cuts: Count = Field(2, description="distinct prefixes drawn from one request")
+    whole: bool = Field(
+        False, description="also train on each whole request, so that it is answered as its prefixes are"
+    )
     cut: Literal["sentence", "inside"] = Field("sentence", description="cut at a sentence's end, or inside a sentence")
     answers: Literal["corpus", "self"] = Field("self", description="the corpus' answers, or the base model's own")
     max_new_tokens: Count = Field(512, description="limit of a self-made answer; one that reaches it is dropped")

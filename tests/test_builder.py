@@ -25,6 +25,7 @@ from headstart.family import FAMILIES, stop_ids
 from headstart.prompt import renderer
 from headstart.request import Message, Request
 from recipes.errors import UserError
+from recipes.loader import parse
 from train.rows import render, training_rows
 
 SELF = ("data.answers=self", "data.limit=11", "data.batch_size=4", "data.max_new_tokens=10", "data.cuts=2")
@@ -385,3 +386,17 @@ def test_an_answer_keeps_its_line_separators(tmp_path):
     held = Request("h", "seed", ("a\u2028b",), extra={"entry_point": "f", "tests": "f()", "task": "f"})
     pairs.write_heldout([held], tmp_path / "heldout.jsonl")
     assert heldout.load(tmp_path / "heldout.jsonl")[0].text == "a\u2028b"
+
+
+def test_whole_requests_are_trained_on_by_option(tmp_path):
+    """data.whole adds one pair a request: the whole of it, with the same answer."""
+    requests = seed.load()[:3]
+    answered = answers.corpus_answers(requests)
+    found = {}
+    for whole in ("false", "true"):
+        recipe = parse(["recipe=qwen3", "data.answers=corpus", f"data.whole={whole}"]).recipe
+        found[whole] = list(build.make_pairs(recipe, requests, answered))
+    added = [row for row in found["true"] if row not in found["false"]]
+    assert [row["prompt"][-1]["content"] for row in added] == [request.text for request in requests]
+    assert {row["kind"] for row in added} == {"whole-request"}
+    assert {row["kind"] for row in found["false"]} == {"prefix-to-answer"}

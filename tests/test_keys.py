@@ -182,6 +182,10 @@ def data_cuts(here):
     assert (len(here.pairs().rows), len(here.pairs("data.cuts=1").rows)) == (12, 6)
 
 
+def data_whole(here):
+    assert (len(here.pairs("data.cuts=1").rows), len(here.pairs("data.cuts=1", "data.whole=true").rows)) == (6, 12)
+
+
 def data_cut(here):
     inside = here.pairs("data.cut=inside").rows
     assert here.pairs().rows != inside
@@ -418,6 +422,7 @@ CHECKS = {
     "data.limit": data_limit,
     "data.heldout_tasks": data_heldout_tasks,
     "data.cuts": data_cuts,
+    "data.whole": data_whole,
     "data.cut": data_cut,
     "data.answers": data_answers,
     "data.max_new_tokens": data_max_new_tokens,
