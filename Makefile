@@ -1,7 +1,7 @@
 # make demo       install, then the whole pipeline on the embedded default; ends with the report's path
 # make test       install, then lint, types and the tests (under 10 minutes on 2 cores)
 # make test-slow  the real model at length
-# make bench      speed, memory and the longer adaptation run; prints ratios taken side by side
+# make bench      engine overhead, batching, and the longer adaptation run
 # make lint       ruff and mypy alone
 
 PYTHON ?= python3

@@ -33,7 +33,6 @@ class Family:
     template_arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     control: tuple[str, ...] = ()
     lora_target: str = ATTENTION_PROJECTIONS
-    decoder: Literal["autoregressive"] = "autoregressive"
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
