@@ -227,7 +227,8 @@ def _explain(error: ValidationError, sources: Mapping[str, str]) -> str:
         return f"{source}: unknown key {key!r}; the nearest is {near[0]!r}"
     if first["type"] == "value_error":  # a rule over several keys, in the schema's own words
         return f"{source}: {first['ctx']['error']}"
-    return f"{source}: {key}={first['input']!r}: {first['msg']}"
+    why = "Input should be a list, as in [a,b]" if first["type"] == "tuple_type" else first["msg"]
+    return f"{source}: {key}={first['input']!r}: {why}"
 
 
 def _source(key: str, sources: Mapping[str, str]) -> str:

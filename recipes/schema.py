@@ -20,9 +20,11 @@ INCOMPLETE_REQUEST_MESSAGE = (
 
 
 class Section(BaseModel):
-    """Frozen, and closed: a key that is not declared here is an error."""
+    """Frozen, closed (a key that is not declared here is an error) and strict (`limit=true` is not 1)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", strict=True, allow_inf_nan=False, frozen=True, validate_default=True, protected_namespaces=()
+    )
 
 
 class Run(Section):
@@ -100,7 +102,10 @@ class Eval(Section):
 
     arm: Arm = Field("message", description="which model and prompt: plain, message, adapter or merged")
     benchmarks: tuple[str, ...] = Field(
-        ("humaneval",), min_length=1, description="names from eval/benchmarks, or paths of .jsonl files of that schema"
+        ("humaneval",),
+        min_length=1,
+        strict=False,
+        description="names from eval/benchmarks, or paths of .jsonl files of that schema",
     )
     limit: Count | None = Field(None, description="first so many requests of each benchmark; all when not given")
     timed: int | None = Field(None, ge=0, description="requests of each benchmark that are also timed, one at a time")
