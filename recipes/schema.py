@@ -13,9 +13,9 @@ Dtype = Literal["float32", "bfloat16"]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
-INCOMPLETE_REQUEST_MESSAGE = (
-    "The user is still typing: the request below may be incomplete. Answer it as you expect it to read once it is "
-    "finished. Do not ask for the rest and do not mention that anything is missing; write the full answer at once."
+INCOMPLETE_REQUEST_MESSAGE = (  # in the second person: small models recite a message that describes the user
+    "You are a helpful assistant. Answer every request at once and in full, also one that breaks off before its end: "
+    "assume what the rest will say and do not ask for it."
 )
 
 
