@@ -26,6 +26,7 @@ from headstart.prompt import renderer
 from headstart.request import Message, Request
 from recipes.errors import UserError
 from recipes.loader import parse
+from recipes.schema import INCOMPLETE_REQUEST_MESSAGE
 from train.rows import render, training_rows
 
 SELF = ("data.answers=self", "data.limit=11", "data.batch_size=4", "data.max_new_tokens=10", "data.cuts=2")
@@ -136,7 +137,7 @@ def test_each_pair_is_a_prefix_and_the_answer_to_the_whole_request(built):
         made = REQUESTS[row["id"].split("#")[0]]
         system, user = row["prompt"]
         assert system["role"] == "system"
-        assert "still typing" in system["content"]
+        assert system["content"] == INCOMPLETE_REQUEST_MESSAGE
         assert user == {"role": "user", "content": made.prefix(row["cut_sentences"])}
         assert row["cut_characters"] == len(user["content"]) == int(row["id"].split("#")[1])
         assert 1 <= row["cut_sentences"] < row["sentences"] == len(made.sentences)
