@@ -1,5 +1,6 @@
 """The benchmarks of a recipe: which requests, in which order, and who scores them."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,10 @@ class Suite:
 
 
 def load(invocation: Invocation) -> Suite:
-    """The first `eval.limit` requests of each benchmark.
+    """`eval.limit` requests of each benchmark, in the benchmark's order.
 
     A name is `humaneval`, `heldout` (the run's data/heldout.jsonl), or the path of a .jsonl file of heldout's schema.
+    The draw depends on `run.seed` and the requests' ids alone: the same settings select the same requests anywhere.
     Raises UserError for anything else, for a file with a broken line, and for an id that is in two benchmarks.
     """
     whole = {name: _load(name, invocation) for name in invocation.recipe.eval.benchmarks}
@@ -37,8 +39,18 @@ def load(invocation: Invocation) -> Suite:
             if owners.setdefault(request.id, name) != name:
                 raise UserError(f"eval.benchmarks: {request.id} is in {owners[request.id]} and in {name}; take one out")
     rows = [[name, r.id, r.sentences, r.reference, dict(r.extra)] for name, requests in whole.items() for r in requests]
-    limited = {name: requests[: invocation.recipe.eval.limit] for name, requests in whole.items()}
-    return Suite(limited, run_folder.digest(rows))
+    limit, seed = invocation.recipe.eval.limit, invocation.recipe.run.seed
+    return Suite({name: draw(found, limit, seed) for name, found in whole.items()}, run_folder.digest(rows))
+
+
+def draw(requests: Sequence[Request], limit: int | None, seed: int) -> list[Request]:
+    """The `limit` requests with the smallest hashes of seed and id, in the given order; all where it is None.
+
+    A smaller limit draws a subset of what a larger one draws.
+    """
+    ranked = sorted(requests, key=lambda request: hashlib.sha256(f"{seed}:{request.id}".encode()).digest())
+    kept = {request.id for request in ranked[:limit]}
+    return [request for request in requests if request.id in kept]
 
 
 def _load(name: str, invocation: Invocation) -> list[Request]:

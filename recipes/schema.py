@@ -31,7 +31,12 @@ class Run(Section):
     """Where the run lives and what it draws its randomness from."""
 
     dir: str | None = Field(None, description="the run's folder; runs/<recipe name> when not given")
-    seed: int = Field(0, ge=0, lt=2**32, description="seed of cuts, data order, adapter initialisation and bootstrap")
+    seed: int = Field(
+        0,
+        ge=0,
+        lt=2**32,
+        description="seed of the requests drawn, cuts, data order, adapter initialisation and bootstrap",
+    )
 
 
 class Model(Section):
@@ -107,7 +112,7 @@ class Eval(Section):
         strict=False,
         description="names from eval/benchmarks, or paths of .jsonl files of that schema",
     )
-    limit: Count | None = Field(None, description="first so many requests of each benchmark; all when not given")
+    limit: Count | None = Field(None, description="requests of each benchmark, drawn by run.seed; all when not given")
     timed: int | None = Field(None, ge=0, description="requests of each benchmark that are also timed, one at a time")
     replay: Literal["last", "full"] = Field("last", description="make the last draft only, or every draft")
     acceptance: Literal["greedy", "threshold", "top_k"] = Field("greedy", description="rule that keeps draft tokens")

@@ -281,6 +281,10 @@ def eval_limit(here):
     for limit, number in (("null", 164), (3, 3)):
         found = suite.load(parse(["recipe=smollm2", "eval.benchmarks=[humaneval]", f"eval.limit={limit}"]))
         assert len(found.requests["humaneval"]) == number
+    ids = [[r.id for r in suite.draw(found.requests["humaneval"], 2, seed)] for seed in range(4)]
+    assert len({tuple(drawn) for drawn in ids}) > 1
+    few, more = ([r.id for r in suite.draw(found.requests["humaneval"], limit, 0)] for limit in (2, 3))
+    assert set(few) < set(more) == {r.id for r in found.requests["humaneval"]}
 
 
 def eval_timed(here, tmp_path):
