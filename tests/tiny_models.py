@@ -87,9 +87,20 @@ def invocation(model: Path, run: Path, *overrides: str) -> Invocation:
     return parse(arguments(model, run, *overrides))
 
 
+# A message of its own: what a random model does with it is what the tests count on.
+RECIPE = """
+model: {family: smollm2, dtype: float32, device: cpu}
+prompt:
+  system_message: >-
+    The user is still typing: the request below may be incomplete. Answer it as you expect it to read once it is
+    finished. Do not ask for the rest and do not mention that anything is missing; write the full answer at once.
+eval: {allow_code_execution: true}
+"""
+
+
 def arguments(model: Path, run: Path, *overrides: str) -> list[str]:
     """A command line: this model in float32 on the CPU, this run folder, then the overrides."""
     recipe = run.parent / "tiny.yaml"
     recipe.parent.mkdir(parents=True, exist_ok=True)
-    recipe.write_text("model: {family: smollm2, dtype: float32, device: cpu}\neval: {allow_code_execution: true}\n")
+    recipe.write_text(RECIPE)
     return [f"recipe={recipe}", f"model.name={model}", f"run.dir={run}", *overrides]
