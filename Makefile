@@ -8,7 +8,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-# make pipeline RECIPE=NAME  the demo's steps with another recipe
+# make pipeline RECIPE=NAME [ARGS="section.key=value ..."]  the demo's steps with another recipe
 
 .PHONY: demo pipeline test test-slow bench lint
 
@@ -17,13 +17,13 @@ RECIPE ?= smollm2
 demo: pipeline
 
 pipeline: .venv/.demo
-	$(BIN)/python data_builders/build.py recipe=$(RECIPE)
-	$(BIN)/python eval/run.py recipe=$(RECIPE) eval.arm=plain eval.replay=last eval.timed=0
-	$(BIN)/python eval/run.py recipe=$(RECIPE) eval.arm=message
-	$(BIN)/python train/sft.py recipe=$(RECIPE)
-	$(BIN)/python train/merge.py recipe=$(RECIPE)
-	$(BIN)/python eval/run.py recipe=$(RECIPE) eval.arm=merged
-	$(BIN)/python eval/report.py recipe=$(RECIPE)
+	$(BIN)/python data_builders/build.py recipe=$(RECIPE) $(ARGS)
+	$(BIN)/python eval/run.py recipe=$(RECIPE) $(ARGS) eval.arm=plain eval.replay=last eval.timed=0
+	$(BIN)/python eval/run.py recipe=$(RECIPE) $(ARGS) eval.arm=message
+	$(BIN)/python train/sft.py recipe=$(RECIPE) $(ARGS)
+	$(BIN)/python train/merge.py recipe=$(RECIPE) $(ARGS)
+	$(BIN)/python eval/run.py recipe=$(RECIPE) $(ARGS) eval.arm=merged
+	$(BIN)/python eval/report.py recipe=$(RECIPE) $(ARGS)
 
 # Tiny models gain nothing from a second thread.
 test: export OMP_NUM_THREADS := 1
