@@ -10,7 +10,7 @@ from conftest import real_tokenizer
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import arguments, invocation, reciter, talker, talker_folder
+from tiny_models import MESSAGE, arguments, invocation, reciter, talker, talker_folder
 from trl.data_utils import apply_chat_template, is_conversational
 
 from data_builders import answers, build, pairs
@@ -26,7 +26,6 @@ from headstart.prompt import renderer
 from headstart.request import Message, Request
 from recipes.errors import UserError
 from recipes.loader import parse
-from recipes.schema import INCOMPLETE_REQUEST_MESSAGE
 from train.rows import render, training_rows
 
 SELF = ("data.answers=self", "data.limit=11", "data.batch_size=4", "data.max_new_tokens=10", "data.cuts=2")
@@ -137,7 +136,7 @@ def test_each_pair_is_a_prefix_and_the_answer_to_the_whole_request(built):
         made = REQUESTS[row["id"].split("#")[0]]
         system, user = row["prompt"]
         assert system["role"] == "system"
-        assert system["content"] == INCOMPLETE_REQUEST_MESSAGE
+        assert system["content"] == MESSAGE
         assert user == {"role": "user", "content": made.prefix(row["cut_sentences"])}
         assert row["cut_characters"] == len(user["content"]) == int(row["id"].split("#")[1])
         assert 1 <= row["cut_sentences"] < row["sentences"] == len(made.sentences)

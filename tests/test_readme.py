@@ -77,5 +77,5 @@ def test_the_python_example_runs():
 def test_the_steps_are_the_makefiles_and_nothing_is_left_to_fill_in():
     steps = [" ".join(command) for command in commands() if command[0] == "python" and "recipe=smollm2" in command]
     made = re.findall(r"^\t\$\(BIN\)/(python (?:data_builders|train|eval)/.*)$", (ROOT / "Makefile").read_text(), re.M)
-    assert steps == [line.replace("$(RECIPE)", "smollm2") for line in made]
+    assert steps == [line.replace("$(RECIPE) $(ARGS)", "smollm2") for line in made]
     assert not re.search(r"^[A-Z_]{6,}$", README, re.MULTILINE)

@@ -87,14 +87,15 @@ def invocation(model: Path, run: Path, *overrides: str) -> Invocation:
     return parse(arguments(model, run, *overrides))
 
 
-# A message of its own: what a random model does with it is what the tests count on.
-RECIPE = """
-model: {family: smollm2, dtype: float32, device: cpu}
-prompt:
-  system_message: >-
-    The user is still typing: the request below may be incomplete. Answer it as you expect it to read once it is
-    finished. Do not ask for the rest and do not mention that anything is missing; write the full answer at once.
-eval: {allow_code_execution: true}
+# A message of their own: what a random model does with it is what the tests count on.
+MESSAGE = (
+    "The user is still typing: the request below may be incomplete. Answer it as you expect it to read once it is "
+    "finished. Do not ask for the rest and do not mention that anything is missing; write the full answer at once."
+)
+RECIPE = f"""
+model: {{family: smollm2, dtype: float32, device: cpu}}
+prompt: {{system_message: "{MESSAGE}"}}
+eval: {{allow_code_execution: true}}
 """
 
 
