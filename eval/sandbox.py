@@ -9,12 +9,14 @@ code: it is a guard rail for accidents, not a wall.
 In both the time limit, the sum of memory, the number of processes and the amount of output are watched from outside,
 and whatever is left is killed from outside. The verdict needs the proof that `sandbox_runner.py` describes, and that
 file also says which forgeries it cannot stop. Not covered by either kind: faults of the kernel, and the sum of memory
-and processes on systems without Linux's /proc.
+and processes on systems without Linux's /proc. `Limits.native` lets ctypes in, through which an answer could find the
+proof, and pass by the hook of `interpreter`.
 """
 
 import contextlib
 import functools
 import importlib.util
+import json
 import marshal
 import os
 import re
@@ -42,6 +44,10 @@ POLL_SECONDS = 0.02
 
 GOOD = "import collections, math, random, re, typing\n\ndef f(x):\n    return math.floor(x) + 1\n"
 BAD = "def f(x):\n    return x\n"
+# Asked of an interpreter other than ours: itself without a virtual environment's link, its folders, its packages
+_ABOUT = """import json, os, sys, sysconfig
+real, packages = os.path.realpath, {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+print(json.dumps([real(sys.executable), [real(sys.base_prefix), real(sys.prefix)], sorted(map(real, packages))]))"""
 CHECK_TESTS = "assert f(1) == 2\nassert f(2) == 3\n"
 
 _unset: set[str] = set()  # limits that this system refused to set; they are part of `describe()`
@@ -53,13 +59,28 @@ class SandboxError(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one answer and its tests may use. `memory_mb` holds for each process and for the sum of all."""
+    """What one answer and its tests may use. `memory_mb` holds for each process and for the sum of all.
+
+    `python` is another interpreter with packages of its own, ours when None. `native` lets through what pandas, scipy,
+    scikit-learn and matplotlib cannot do without: ctypes, shared memory, and asking what an object refers to.
+    """
 
     seconds: float = 10.0
     memory_mb: int = 1024
     output_bytes: int = 1 << 20
     file_bytes: int = 16 << 20
     processes: int = 32
+    python: str | None = None
+    native: bool = False
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python to run answers: the real executable, the folders that it must see, the folders of its packages."""
+
+    executable: str
+    prefixes: tuple[str, ...]
+    packages: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -100,7 +121,7 @@ def _private_folder(kind: str) -> contextlib.AbstractContextManager[str]:
 
 def _run(job: bytes, limits: Limits, kind: str, folder: str) -> Verdict:
     ours, theirs = socket.socketpair()
-    with ours, theirs, _started(kind, theirs, folder) as process:
+    with ours, theirs, _started(kind, theirs, folder, limits.python) as process:
         theirs.close()
         _hand_over(process, ours, job)
         token = secrets.token_hex(32).encode()
@@ -169,6 +190,25 @@ def _bubblewrap_fault() -> str | None:
     return None
 
 
+@functools.cache
+def interpreter(python: str | None = None) -> Interpreter:
+    """The interpreter at the path `python`, which is started to ask it; ours for None.
+
+    Raises SandboxError where it does not start.
+    """
+    if python is None:
+        packages = sorted({os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")})
+        return Interpreter(os.path.realpath(sys.executable), (), tuple(packages))  # our own folders are shown anyway
+    try:
+        said = subprocess.run(
+            [python, "-I", "-c", _ABOUT], capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+        executable, prefixes, packages = json.loads(said)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        raise SandboxError(f"the interpreter {python} does not start: {error}") from None
+    return Interpreter(executable, tuple(prefixes), tuple(packages))
+
+
 # --- starting ---
 
 
@@ -185,21 +225,24 @@ def _job(program: str, tests: str, limits: Limits, kind: str, folder: str) -> by
             "tests": tests,
             "limits": resources,
             "seconds": limits.seconds,
-            "path": sorted({os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")}),
+            "path": list(interpreter(limits.python).packages),
             "contained": kind == "bubblewrap",
+            "native": limits.native,
             "folder": folder,
-        }
+        },
+        4,  # the format that every interpreter from 3.4 on reads
     )
     return len(data).to_bytes(8, "big") + data
 
 
 @contextlib.contextmanager
-def _started(kind: str, channel: socket.socket, folder: str) -> Iterator["subprocess.Popen[bytes]"]:
+def _started(kind: str, channel: socket.socket, folder: str, python: str | None) -> Iterator["subprocess.Popen[bytes]"]:
     """The runner as a process, and nothing left of it afterwards."""
     mark = secrets.token_hex(8)
     # The interpreter behind a virtual environment, without `site`: a fixed hash seed keeps verdicts repeatable.
+    chosen = interpreter(python)
     command = [
-        os.path.realpath(sys.executable),
+        chosen.executable,
         "-P",
         "-s",
         "-S",
@@ -211,7 +254,7 @@ def _started(kind: str, channel: socket.socket, folder: str) -> Iterator["subpro
     environment = {"LANG": "C.UTF-8", "HOME": private, "TMPDIR": private, "PYTHONHASHSEED": "0", "SANDBOX_RUN": mark}
     environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     if kind == "bubblewrap":
-        command = [*_bubblewrap(), *command]
+        command = [*_bubblewrap(*chosen.prefixes), *command]
     process = subprocess.Popen(
         command,
         env=environment,
@@ -230,8 +273,11 @@ def _started(kind: str, channel: socket.socket, folder: str) -> Iterator["subpro
 
 
 @functools.cache
-def _bubblewrap() -> tuple[str, ...]:
-    """The command up to the interpreter. Later mounts lie over earlier ones: hide first, then show the prefixes."""
+def _bubblewrap(*prefixes: str) -> tuple[str, ...]:
+    """The command up to the interpreter. Later mounts lie over earlier ones: hide first, then show the prefixes.
+
+    `prefixes` are the folders of an interpreter other than ours.
+    """
     program = shutil.which("bwrap") or "bwrap"
     known = subprocess.run([program, "--help"], capture_output=True, text=True, check=False).stdout
     places = {Path("/home"), Path("/root"), Path.home(), Path.cwd()}
@@ -239,7 +285,7 @@ def _bubblewrap() -> tuple[str, ...]:
     # A home or working folder in a system folder stays: hiding it would hide the interpreter's libraries.
     system = ("/", "/tmp", "/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/opt")
     folders = sorted({str(p.resolve()) for p in places if p.is_dir()} - set(system))
-    shown = dict.fromkeys(os.path.realpath(path) for path in (sys.base_prefix, sys.prefix, str(RUNNER)))
+    shown = dict.fromkeys(os.path.realpath(path) for path in (sys.base_prefix, sys.prefix, str(RUNNER), *prefixes))
     arguments = [program, "--ro-bind", "/", "/", "--dev", "/dev", "--remount-ro", "/dev"]
     arguments += (["--size", str(64 << 20)] if "--size" in known else []) + ["--tmpfs", "/tmp"]
     arguments += [part for path in folders for part in ("--tmpfs", path)]

@@ -8,9 +8,9 @@ An audit hook, which Python offers no way to remove, refuses the few calls that 
 
 What this does not stop. The answer shares the interpreter with its tests. It can return objects whose `__eq__` is
 always true; it can patch a library that the tests use, or the tests' own names through the frame that calls it.
-With hand-made bytecode, by starting another program that reads this process' memory, or with a native library that
-reads past its own memory (`numpy.lib.stride_tricks.as_strided` does), it could find the token. Such an answer must be
-written against this very file.
+With hand-made bytecode, by starting another program that reads this process' memory, with a native library that
+reads past its own memory (`numpy.lib.stride_tricks.as_strided` does), or with ctypes where the job allows it, it could
+find the token. Such an answer must be written against this very file.
 """
 
 import builtins
@@ -19,6 +19,7 @@ import os
 import resource
 import signal
 import sys
+import sysconfig
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -32,6 +33,25 @@ _MEMORY = frozenset(
 )
 # These start programs or write files without an audit event.
 _UNAUDITED = frozenset({"_posixsubprocess", "_posixshmem", "_sqlite3", "_tkinter", "_dbm", "_gdbm", "readline"})
+# These look at another frame's stack, skip a line of the tests, or watch the hook.
+_PEEKING = frozenset(
+    {
+        "sys._current_frames",
+        "sys._current_exceptions",
+        "sys.settrace",
+        "sys.setprofile",
+        "sys._settraceallthreads",
+        "sys._setprofileallthreads",
+        "sys.monitoring.register_callback",
+        "sys.addaudithook",
+        "gc.get_objects",
+        "gc.get_referrers",
+        "gc.get_referents",
+    }
+)
+# Without these pandas, scipy and scikit-learn (its joblib takes the last) do not work; a job has to allow them.
+_NATIVE = frozenset({"_ctypes", "gc.get_referents", "_posixshmem"})
+_NATIVE_FILES = ("/proc/self/maps",)  # scikit-learn's threadpoolctl looks for its libraries there
 
 
 def main() -> None:
@@ -40,14 +60,18 @@ def main() -> None:
     job = marshal.loads(_read(control, int.from_bytes(_read(control, 8), "big")))
     unset = _set_limits(job["limits"], job["seconds"])
     sys.path.extend(job["path"])
+    sysconfig.get_config_vars()  # zoneinfo asks for them; the module that holds them has a name that the guard refuses
     os.nice(5)  # so that whoever has to end a swarm of processes gets its turn
     sys.argv = ["answer.py"]
     vars(builtins).update(exit=sys.exit, quit=sys.exit)  # `site`, which adds them, is left out
     tests = compile(job["tests"], "<tests>", "exec", dont_inherit=True)
     if not job["contained"]:
         _remove_unaudited()
-        sys.addaudithook(_outer_guard(job["folder"], (*sys.path, "/usr", "/lib")))
-    sys.addaudithook(_proof_guard(_MEMORY if job["contained"] else _MEMORY | _UNAUDITED))
+        roots = (*sys.path, "/usr", "/lib", *_NATIVE_FILES) if job["native"] else (*sys.path, "/usr", "/lib")
+        sys.addaudithook(_outer_guard(job["folder"], roots))
+    hidden = _MEMORY if job["contained"] else _MEMORY | _UNAUDITED
+    allowed = _NATIVE if job["native"] else frozenset()
+    sys.addaudithook(_proof_guard(hidden - allowed, _PEEKING - allowed))
     os.write(control, f"ready {','.join(unset)}\n".encode())
     try:
         stages, spaces = _prepare(job.pop("program"), tests)
@@ -118,27 +142,16 @@ def _set_limits(limits: list[tuple[str, int, int]], seconds: float) -> list[str]
     return unset
 
 
-def _proof_guard(hidden: frozenset[str]) -> Callable[[str, tuple[Any, ...]], None]:
+def _proof_guard(hidden: frozenset[str], refused: frozenset[str]) -> Callable[[str, tuple[Any, ...]], None]:
     """Audit hook: refuses what could read another frame's stack, skip a line of the tests, or watch this hook.
 
-    `hidden` are modules that may not be loaded, under whatever package name. The hook is a closure that no variable
-    holds, so its code cannot be exchanged; it asks literals and `hidden` only, which cannot be replaced either.
+    `hidden` are modules that may not be loaded, under whatever package name; `refused` are events. The hook is a
+    closure that no variable holds, so its code cannot be exchanged; it asks these two sets only, which cannot be
+    replaced either.
     """
 
     def guard(event: str, args: tuple[Any, ...]) -> None:
-        if event in {
-            "sys._current_frames",
-            "sys._current_exceptions",
-            "sys.settrace",
-            "sys.setprofile",
-            "sys._settraceallthreads",
-            "sys._setprofileallthreads",
-            "sys.monitoring.register_callback",
-            "sys.addaudithook",
-            "gc.get_objects",
-            "gc.get_referrers",
-            "gc.get_referents",
-        }:
+        if event in refused:
             raise PermissionError(f"{event} is not allowed here")
         if event == "import":
             # An extension's entry is found by the last part of the name, with "-" read as "_" and cut at a NUL.

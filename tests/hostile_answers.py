@@ -799,6 +799,11 @@ def max(*a):
 def f(x):
     return x + 1 + max(7)
 """,
+    "time zones": """
+import zoneinfo
+def f(x):
+    return x + 1
+""",
     "unused imports": """
 import bisect, collections, datetime, decimal, fractions, functools, hashlib, heapq, itertools, json, math, os
 import random, re, statistics, string, subprocess, sys, typing

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import venv
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -382,6 +383,43 @@ def test_from_a_thread_with_a_short_limit(kind: str) -> None:
     thread.join()
     assert verdicts == [Verdict(False, "timeout")]
     assert 0.5 <= time.monotonic() - start < 2.5
+
+
+@pytest.fixture(scope="module")
+def other_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter with one package of its own and none of ours."""
+    folder = tmp_path_factory.mktemp("other") / "venv"
+    venv.create(folder, with_pip=False)
+    (next((folder / "lib").glob("python*/site-packages")) / "only_there.py").write_text("ONE = 1\n")
+    return str(folder / "bin" / "python")
+
+
+def test_another_interpreter_has_its_own_packages(kind: str, other_python: str) -> None:
+    program = "import only_there\ndef f(x):\n    return x + only_there.ONE\n"
+    limits = Limits(python=other_python)
+    sandbox.check(limits, kind)
+    assert run_tests(program, TESTS, limits, kind).passed
+    assert run_tests(program, TESTS, None, kind).note == "error: ModuleNotFoundError"
+    assert run_tests(f"import numpy\n{GOOD}", TESTS, limits, kind).note == "error: ModuleNotFoundError"
+
+
+def test_interpreter_that_is_not_there_is_a_fault_of_the_harness(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(SandboxError, match="does not start"):
+        run_tests(GOOD, TESTS, Limits(python=str(tmp_path / "python")), kind)
+
+
+def test_libraries_that_need_native_calls(kind: str) -> None:
+    program = f"import ctypes, gc\nimport pandas, scipy.stats, matplotlib.pyplot\ngc.get_referents([])\n{GOOD}"
+    limits = Limits(seconds=30, memory_mb=3072, native=True)
+    assert run_tests(program, TESTS, limits, kind).passed
+    assert run_tests(program, TESTS, Limits(seconds=30, memory_mb=3072), kind).note == "error: ImportError"
+    assert run_tests(f"import gc\ngc.get_referents([])\n{GOOD}", TESTS, None, kind).note == "error: PermissionError"
+
+
+def test_forgeries_fail_with_native_calls_too(kind: str, no_trace: dict[str, str]) -> None:
+    programs = {name: program for name, program in FORGERIES.items() if "ctypes" not in program}
+    assert len(programs) >= 25
+    notes(programs, kind, no_trace, Limits(seconds=1, native=True))
 
 
 def test_run_many_keeps_the_order(kind: str) -> None:
