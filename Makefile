@@ -3,6 +3,7 @@
 # make test-slow  the real model at length
 # make bench      engine overhead, batching, and the longer adaptation run
 # make lint       ruff and mypy alone
+# make ds1000-env the libraries that DS-1000 is scored with (about 1 GB, Python 3.11)
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -10,7 +11,7 @@ export TOKENIZERS_PARALLELISM := false
 
 # make pipeline RECIPE=NAME [ARGS="section.key=value ..."]  the demo's steps with another recipe
 
-.PHONY: demo pipeline test test-slow bench lint
+.PHONY: demo pipeline test test-slow bench lint ds1000-env
 
 RECIPE ?= smollm2
 
@@ -52,4 +53,15 @@ lint: .venv/.test
 
 .venv/.test: .venv/.demo
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[test]"
+	touch $@
+
+# The rows call what newer releases removed, and the oldest of these releases have no wheel for a newer Python.
+DS1000_PYTHON ?= python3.11
+
+ds1000-env: .venv-ds1000/.ready
+
+.venv-ds1000/.ready: configs/ds1000.txt
+	@echo "installing DS-1000's libraries into .venv-ds1000 (about 1 GB)"
+	test -x .venv-ds1000/bin/python || $(DS1000_PYTHON) -m venv .venv-ds1000
+	.venv-ds1000/bin/python -m pip install --quiet --requirement configs/ds1000.txt
 	touch $@

@@ -1,20 +1,21 @@
 """The benchmarks of a recipe: which requests, in which order, and who scores them."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from eval import sandbox
-from eval.benchmarks import heldout, humaneval
-from eval.benchmarks.scoring import Score
+from eval.benchmarks import canitedit, chat, coedit, ds1000, heldout, humaneval, mbpp, mtbench, own
+from eval.benchmarks.protocol import Benchmark, Score
 from headstart.request import Request
 from recipes import run_folder
 from recipes.errors import UserError
 from recipes.loader import Invocation
 from recipes.schema import Eval
+
+MODULES: tuple[Benchmark, ...] = (humaneval, mbpp, canitedit, ds1000, coedit, chat, mtbench, heldout)
+BENCHMARKS: Mapping[str, Benchmark] = {module.NAME: module for module in MODULES}
 
 
 @dataclass(frozen=True)
@@ -25,22 +26,43 @@ class Suite:
     data_hash: str
 
 
+def benchmark(name: str) -> Benchmark:
+    """The module behind a name of `eval.benchmarks`. Raises UserError for a name that is none."""
+    if name.endswith(".jsonl"):
+        return own
+    if name in BENCHMARKS:
+        return BENCHMARKS[name]
+    raise UserError(f"eval.benchmarks: no benchmark {name!r}; there are {', '.join(BENCHMARKS)}, or a .jsonl file")
+
+
 def load(invocation: Invocation) -> Suite:
     """`eval.limit` requests of each benchmark, in the benchmark's order.
 
-    A name is `humaneval`, `heldout` (the run's data/heldout.jsonl), or the path of a .jsonl file of heldout's schema.
-    The draw depends on `run.seed` and the requests' ids alone: the same settings select the same requests anywhere.
-    Raises UserError for anything else, for a file with a broken line, and for an id that is in two benchmarks.
+    A name is one of BENCHMARKS, or the path of a .jsonl file with requests of your own. The draw depends on
+    `run.seed` and the requests' ids alone: so the same settings select the same requests on every machine.
+    Raises UserError for anything else, for rows that cannot be read, and for an id that stands there twice.
     """
-    whole = {name: _load(name, invocation) for name in invocation.recipe.eval.benchmarks}
+    settings = invocation.recipe.eval
+    for name in settings.paths:
+        if name not in settings.benchmarks:
+            raise UserError(f"eval.paths.{name}: {name!r} is not among eval.benchmarks={list(settings.benchmarks)}")
+    whole = {name: _load(name, invocation) for name in settings.benchmarks}
     owners: dict[str, str] = {}
     for name, requests in whole.items():
         for request in requests:
-            if owners.setdefault(request.id, name) != name:
-                raise UserError(f"eval.benchmarks: {request.id} is in {owners[request.id]} and in {name}; take one out")
-    rows = [[name, r.id, r.sentences, r.reference, dict(r.extra)] for name, requests in whole.items() for r in requests]
-    limit, seed = invocation.recipe.eval.limit, invocation.recipe.run.seed
-    return Suite({name: draw(found, limit, seed) for name, found in whole.items()}, run_folder.digest(rows))
+            if request.id in owners:
+                where = f"twice in {name}" if owners[request.id] == name else f"in {owners[request.id]} and in {name}"
+                raise UserError(f"eval.benchmarks: the id {request.id!r} stands {where}; ids have to be unique")
+            owners[request.id] = name
+    rows = [[name, *_content(request)] for name, requests in whole.items() for request in requests]
+    seed = invocation.recipe.run.seed
+    chosen = {name: draw(requests, settings.limit_of(name), seed) for name, requests in whole.items()}
+    return Suite(chosen, run_folder.digest(rows))
+
+
+def _content(request: Request) -> list[Any]:
+    history = [[message.role, message.content] for message in request.history]
+    return [request.id, history, request.sentences, request.reference, dict(request.extra)]
 
 
 def draw(requests: Sequence[Request], limit: int | None, seed: int) -> list[Request]:
@@ -48,30 +70,34 @@ def draw(requests: Sequence[Request], limit: int | None, seed: int) -> list[Requ
 
     A smaller limit draws a subset of what a larger one draws.
     """
+    if limit is None:
+        return list(requests)
     ranked = sorted(requests, key=lambda request: hashlib.sha256(f"{seed}:{request.id}".encode()).digest())
     kept = {request.id for request in ranked[:limit]}
     return [request for request in requests if request.id in kept]
 
 
 def _load(name: str, invocation: Invocation) -> list[Request]:
-    if name == humaneval.NAME:
-        return humaneval.load()
-    if name == heldout.NAME:
+    module, path = benchmark(name), invocation.recipe.eval.paths.get(name)
+    if module is own:
+        path = name
+    if module is heldout and path is None:
         run_folder.need(invocation.run_dir / "data", f"python data_builders/build.py recipe={invocation.name}")
-        return heldout.load(invocation.run_dir / "data" / "heldout.jsonl")
-    if name.endswith(".jsonl"):
-        return heldout.load(Path(name))
-    raise UserError(f"eval.benchmarks: no benchmark {name!r}; there are humaneval, heldout, or a .jsonl file's path")
+        path = str(invocation.run_dir / "data" / "heldout.jsonl")
+    return module.load(path)
 
 
 def check_scoring(settings: Eval) -> str:
     """Make sure that answers may be run and that the sandbox judges rightly; returns the sandbox in words.
 
-    Raises UserError where code execution is not allowed, or where a known answer gets the wrong verdict.
+    Raises UserError where code execution is needed and not allowed, or where a known answer gets the wrong verdict.
     """
+    running = [name for name in settings.benchmarks if benchmark(name).METRIC == "pass@1"]
+    if not running:
+        return "no code is run"
     if not settings.allow_code_execution:
         raise UserError(
-            f"eval.benchmarks={list(settings.benchmarks)} run code that the model wrote; "
+            f"eval.benchmarks={running} run code that the model wrote; "
             "read eval/sandbox.py and set eval.allow_code_execution=true"
         )
     try:
@@ -86,15 +112,19 @@ def limits(settings: Eval) -> sandbox.Limits:
     return sandbox.Limits(seconds=settings.time_limit, memory_mb=settings.memory_limit)
 
 
+def unfit(name: str) -> Callable[[Request], str | None]:
+    """Why a request of this benchmark cannot be scored on this machine, or None."""
+    return benchmark(name).unfit
+
+
 def score(name: str, requests: Sequence[Request], lines: list[dict[str, Any]], settings: Eval) -> None:
     """Fill in `base_score`, `stream_score` and `score_note` of each line that is not excluded."""
-    benchmark: ModuleType = humaneval if name == humaneval.NAME else heldout
     jobs: dict[tuple[str, str], Request] = {}
     for request, line in zip(requests, lines, strict=True):
         if line["excluded"] is None:
             jobs |= {(line["id"], line[side]["text"]): request for side in ("base", "stream")}
     try:
-        found = benchmark.score(list(jobs.values()), [text for _, text in jobs], limits(settings))
+        found = benchmark(name).score(list(jobs.values()), [text for _, text in jobs], limits(settings))
     except sandbox.SandboxError as error:
         raise UserError(f"scoring stopped, the sandbox failed ({error}); the same command resumes") from error
     scores: dict[tuple[str, str], Score] = dict(zip(jobs, found, strict=True))

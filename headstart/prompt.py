@@ -187,9 +187,12 @@ def baked_template(r: Renderer) -> str:
 
 
 def _messages(text: str, history: Sequence[Message], system: str | None) -> list[dict[str, str]]:
-    first = [] if system is None else [{"role": "system", "content": system}]
     turns = [{"role": message.role, "content": message.content} for message in history]
-    return [*first, *turns, {"role": "user", "content": text}]
+    if system is not None and turns and turns[0]["role"] == "system":  # templates take one system message
+        turns[0]["content"] = f"{system}\n\n{turns[0]['content']}"
+    elif system is not None:
+        turns.insert(0, {"role": "system", "content": system})
+    return [*turns, {"role": "user", "content": text}]
 
 
 def _trims(r: Renderer) -> frozenset[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Message:
-    """One finished turn of a chat; `role` is "user" or "assistant"."""
+    """One finished turn of a chat; `role` is "user" or "assistant", or "system" for the first of a history."""
 
     role: str
     content: str

@@ -142,7 +142,7 @@ def print_sources(invocation: Invocation) -> None:
     defaults = dict(_values(Recipe().model_dump(mode="json")))
     print(f"recipe {invocation.name} (values that are not defaults)")
     for key, value in values.items():
-        if value != defaults[key]:
+        if value != defaults.get(key):
             print(f"  {key} = {value}   [{invocation.sources.get(key, 'recipe name')}]")
 
 

@@ -4,7 +4,7 @@ The defaults are the paper's values for the autoregressive models (arXiv 2610.26
 gives one; README has the table of what it leaves open and what stands here instead.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -12,11 +12,21 @@ Arm = Literal["plain", "message", "adapter", "merged"]
 Dtype = Literal["float32", "bfloat16"]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Probability = Annotated[float, Field(gt=0.0, le=1.0)]
 
 INCOMPLETE_REQUEST_MESSAGE = (  # in the second person: small models recite a message that describes the user
     "You are a helpful assistant. Answer every request at once and in full, also one that breaks off before its end: "
     "assume what the rest will say and do not ask for it."
 )
+
+
+# What the paper most likely ran: the numbers of requests follow from which fractions can round to its percentages.
+# It gives neither the length of answers nor how its chat requests were drawn.
+PAPER: dict[str, Any] = {
+    "benchmarks": ["humaneval", "mbpp", "canitedit", "ds1000", "coedit", "chat", "mtbench"],
+    "limit": {"ds1000": 128},
+    "replay": "full",
+}
 
 
 class Section(BaseModel):
@@ -106,23 +116,52 @@ class Eval(Section):
     """One arm, replayed."""
 
     arm: Arm = Field("message", description="which model and prompt: plain, message, adapter or merged")
+    preset: Literal["paper"] | None = Field(
+        None, description="paper: the benchmarks, numbers of requests and replay that the paper most likely ran"
+    )
     benchmarks: tuple[str, ...] = Field(
         ("humaneval",),
         min_length=1,
         strict=False,
-        description="names from eval/benchmarks, or paths of .jsonl files of that schema",
+        description="names from eval/benchmarks, or paths of .jsonl files with requests of your own",
     )
-    limit: Count | None = Field(None, description="requests of each benchmark, drawn by run.seed; all when not given")
+    paths: dict[str, str] = Field(
+        {}, description="local file or folder of a benchmark's rows, by its name; the hub's rows when not given"
+    )
+    limit: Count | dict[str, Count] | None = Field(
+        None, description="requests of each benchmark, or by name, drawn by run.seed; all when not given"
+    )
     timed: int | None = Field(None, ge=0, description="requests of each benchmark that are also timed, one at a time")
     replay: Literal["last", "full"] = Field("last", description="make the last draft only, or every draft")
     acceptance: Literal["greedy", "threshold", "top_k"] = Field("greedy", description="rule that keeps draft tokens")
-    tau: Annotated[float, Field(gt=0.0, le=1.0)] = Field(0.5, description="acceptance=threshold: least probability")
+    tau: Probability = Field(0.5, description="acceptance=threshold: least probability")
     top_k: Count = Field(2, description="acceptance=top_k: the token is among the k most likely")
+    recycle: bool = Field(
+        False, description="also count passes with look-ups: stream's in its draft and its prompt, base's in its prompt"
+    )
+    sweep: tuple[Probability, ...] = Field(
+        (), strict=False, description="values of tau whose frontier of quality against speedup is walked too"
+    )
     max_new_tokens: Count = Field(512, description="limit of an answer, counted from the answer's start")
     batch_size: Count = Field(16, description="requests decoded abreast in every part that is not timed")
+    gold: bool = Field(False, description="score the references instead of a model's answers")
     allow_code_execution: bool = Field(False, description="run the answers' code in the sandbox to score them")
     time_limit: float = Field(10.0, gt=0, description="seconds that one answer's tests may take")
     memory_limit: Count = Field(1024, description="MiB that one answer's tests may take")
+    chars_per_second: float = Field(
+        40 * 5 / 60, gt=0, description="typing speed behind the time to draft; 40 words a minute when not given"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset(cls, given: Any) -> Any:
+        """A preset stands between the defaults and what the recipe says."""
+        chosen = isinstance(given, dict) and given.get("preset") == "paper"
+        return {**PAPER, **given} if chosen else given
+
+    def limit_of(self, benchmark: str) -> int | None:
+        """How many requests of a benchmark are drawn; None for all."""
+        return self.limit.get(benchmark) if isinstance(self.limit, dict) else self.limit
 
     @model_validator(mode="after")
     def _walked_where_the_path_matters(self) -> "Eval":
@@ -130,6 +169,20 @@ class Eval(Section):
             raise ValueError(
                 f"replay=last holds under acceptance=greedy only; with {self.acceptance} set eval.replay=full"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _recycled_without_loss(self) -> "Eval":
+        if self.recycle and self.acceptance != "greedy":
+            raise ValueError(
+                f"recycle=true is lossless under acceptance=greedy only; with {self.acceptance} take eval.recycle out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _swept_once(self) -> "Eval":
+        if len(set(self.sweep)) < len(self.sweep):
+            raise ValueError(f"eval.sweep={list(self.sweep)}: a value stands there twice; take one out")
         return self
 
 
@@ -142,6 +195,13 @@ class Report(Section):
     bootstrap: Count = Field(2000, description="resamples behind each interval")
     confidence: Annotated[float, Field(gt=0.5, lt=1.0)] = Field(0.95, description="coverage of each interval")
     replays: int = Field(24, ge=0, description="requests of each benchmark shown step by step in report.html")
+    runs: tuple[str, ...] = Field(
+        (), strict=False, description="folders of the runs that the report is of; this recipe's own when not given"
+    )
+    force: bool = Field(
+        False, description="compare although data, renderer, sentence rule or settings differ; the report then says so"
+    )
+    wandb: str | None = Field(None, description="project on wandb that the report is sent to; none when not given")
 
 
 class Recipe(Section):

@@ -329,7 +329,7 @@ def test_history_stands_between_the_message_and_the_prefix():
 
 
 def test_heldout_tasks_are_never_trained_on(built):
-    held = heldout.load(built / "heldout.jsonl")
+    held = heldout.load(str(built / "heldout.jsonl"))
     assert len({made.extra["task"] for made in held}) == 12
     trained = {row["id"].split("#")[0] for row in rows(built)}
     dropped = {row["id"] for path in (built / "dropped").iterdir() for row in lines(path)}
@@ -385,7 +385,7 @@ def test_an_answer_keeps_its_line_separators(tmp_path):
     assert [json.loads(line) for line in text.split("\n")[:-1]] == [{"id": "a", "answer": "one\u2028two\x85three"}]
     held = Request("h", "seed", ("a\u2028b",), extra={"entry_point": "f", "tests": "f()", "task": "f"})
     pairs.write_heldout([held], tmp_path / "heldout.jsonl")
-    assert heldout.load(tmp_path / "heldout.jsonl")[0].text == "a\u2028b"
+    assert heldout.load(str(tmp_path / "heldout.jsonl"))[0].text == "a\u2028b"
 
 
 def test_whole_requests_are_trained_on_by_option(tmp_path):

@@ -104,6 +104,11 @@ def benchmark(folder, rows=ROWS, name="own.jsonl"):
     return path
 
 
+def chosen(path):
+    """Overrides that evaluate this file's requests."""
+    return ("eval.benchmarks=[heldout]", f"eval.paths.heldout={path}")
+
+
 def fails(capsys, *argv):
     """The one line that eval/run.py says about bad input."""
     capsys.readouterr()
@@ -132,7 +137,7 @@ SETTINGS = ("eval.replay=full", "eval.max_new_tokens=12", "eval.batch_size=2", "
 def evaluated(recited, tmp_path_factory):
     """The evaluation folder of a whole run, and its command line but for the run's folder."""
     folder = tmp_path_factory.mktemp("evaluated")
-    overrides = (*SETTINGS, f"eval.benchmarks=[{benchmark(folder)}]")
+    overrides = (*SETTINGS, *chosen(benchmark(folder)))
     assert run.main(arguments(recited, folder / "run", *overrides)) == 0
     return folder / "run" / "eval" / "message", overrides
 
@@ -186,18 +191,18 @@ def test_a_killed_evaluation_resumes_to_the_same_bytes(evaluated, recited, tmp_p
     argv = arguments(recited, tmp_path / "run", *overrides)
     seen = []
 
-    def counted(arm, part):
+    def counted(arm, part, unfit):
         seen.append([request.id for request in part])
         if len(seen) == 2:
             raise KeyboardInterrupt
-        return replay(arm, part)
+        return replay(arm, part, unfit)
 
     monkeypatch.setattr(run, "replay", counted)
     assert run.main(argv) == 130
     assert not (tmp_path / "run" / "eval" / "message").exists()
-    third = (folder / "requests.jsonl").read_bytes().split(b"\n")[2]
-    with (tmp_path / "run" / "eval" / ".message.partial" / "requests.jsonl").open("ab") as file:
-        file.write(third + b"\n" + '{"id": "字'.encode()[:-1])
+    [written] = (tmp_path / "run" / "eval" / ".message.partial").glob("*.jsonl")
+    with written.open("ab") as file:
+        file.write('\n[1, [{"id": "字'.encode()[:-1])
     with monkeypatch.context() as patch:
         patch.setattr(timing, "time_request", interrupt)
         assert run.main(argv) == 130
@@ -209,12 +214,13 @@ def test_a_killed_evaluation_resumes_to_the_same_bytes(evaluated, recited, tmp_p
     assert [one["id"] for one in lines(again / "timings.jsonl")] == ["own/0", "own/1"]
     summaries = [json.loads((one / "summary.json").read_text()) for one in (folder, again)]
     assert summaries[0]["hashes"] == summaries[1]["hashes"]
+    assert {path.name for path in again.iterdir()} == {path.name for path in folder.iterdir()}
 
 
 def test_figures_recomputed_from_the_evidence(model, tmp_path):
     """A few independent lines over requests.jsonl and timings.jsonl against summary.json."""
     rows = [row(i, list(request.sentences)) for i, request in enumerate(REQUESTS)]
-    overrides = (*SHORT, "eval.timed=3", f"eval.benchmarks=[{benchmark(tmp_path, rows)}]")
+    overrides = (*SHORT, "eval.timed=3", *chosen(benchmark(tmp_path, rows)))
     assert run.main(arguments(model, tmp_path / "run", *overrides)) == 0
     folder = tmp_path / "run" / "eval" / "message"
     summary = json.loads((folder / "summary.json").read_text())
@@ -257,21 +263,24 @@ def test_figures_recomputed_from_the_evidence(model, tmp_path):
 
 
 def test_two_benchmarks_and_a_limit(recited, tmp_path):
-    paths = [benchmark(tmp_path), benchmark(tmp_path, [row(n, ["Hi.", " You."]) for n in (7, 8, 9)], "more.jsonl")]
+    own = [{"id": f"own/{n}", "text": "Hi. You.", "reference": ANSWER} for n in (7, 8)]
+    own.append({"id": "own/9", "text": "Hi. You."})
+    more = benchmark(tmp_path, own, "more.jsonl")
     # run.seed=27 draws the first two of each
     overrides = (
         "run.seed=27",
         "eval.limit=2",
         "eval.timed=1",
         "eval.max_new_tokens=12",
-        f"eval.benchmarks=[{paths[0]},{paths[1]}]",
+        f"eval.benchmarks=[heldout,{more}]",
+        f"eval.paths.heldout={benchmark(tmp_path)}",
     )
     assert run.main(arguments(recited, tmp_path / "run", *overrides)) == 0
     folder = tmp_path / "run" / "eval" / "message"
     assert [line["id"] for line in lines(folder / "requests.jsonl")] == ["own/0", "own/1", "own/7", "own/8"]
     assert [one["id"] for one in lines(folder / "timings.jsonl")] == ["own/0", "own/7"]
     summary = json.loads((folder / "summary.json").read_text())
-    assert list(summary["benchmarks"]) == [str(path) for path in paths]
+    assert list(summary["benchmarks"]) == ["heldout", str(more)]
     quality = [part["quality_stream"]["value"] for part in summary["benchmarks"].values()]
     assert quality == [0.5, 1.0]
     assert summary["macro"]["quality_stream"]["value"] == 0.75
@@ -282,16 +291,18 @@ def test_a_broken_line_is_named(model, tmp_path, capsys):
     good = path.read_text(encoding="utf-8")
     broken = {
         '{"id": "x", "sentences": ["a"': "line 6: ",
-        json.dumps(row(9, [])): 'line 6: "sentences" must be a list',
-        json.dumps(row(9, ["a", 3])): 'line 6: "sentences" holds',
-        json.dumps(row(9, ["a", "b"], tests="assert (")): 'line 6: "tests" does not compile',
-        json.dumps(ROWS[0]): "line 6: id 'own/0' stands there twice",
-        "[]": "line 6: the row is not a JSON object",
+        json.dumps(row(9, [])): "line 6: sentences: ",
+        json.dumps(row(9, ["a", 3])): "line 6: sentences.1: ",
+        json.dumps(row(9, ["a", "b"], tests="assert (")): "line 6: extra.tests: Value error, does not compile",
+        "[]": "line 6: the row: ",
     }
     for text, expected in broken.items():
         path.write_text(good + text + "\n", encoding="utf-8")
-        said = fails(capsys, *arguments(model, tmp_path / "run", f"eval.benchmarks=[{path}]"))
+        said = fails(capsys, *arguments(model, tmp_path / "run", *chosen(path)))
         assert f"{path}, {expected}" in said
+    path.write_text(good + json.dumps(ROWS[0]) + "\n", encoding="utf-8")
+    said = fails(capsys, *arguments(model, tmp_path / "run", *chosen(path)))
+    assert "the id 'own/0' stands twice in heldout" in said
     assert not (tmp_path / "run").exists()
 
 
@@ -300,28 +311,33 @@ def test_bad_input_is_one_line(model, tmp_path, capsys, monkeypatch):
     path = benchmark(tmp_path)
 
     def said(*overrides):
-        return fails(capsys, *arguments(model, run_dir, f"eval.benchmarks=[{path}]", *overrides))
+        return fails(capsys, *arguments(model, run_dir, *chosen(path), *overrides))
 
     assert "set eval.allow_code_execution=true" in said("eval.allow_code_execution=false")
-    assert "first run: python data_builders/build.py recipe=tiny" in said("eval.benchmarks=[heldout]")
-    assert f"{tmp_path}/none.jsonl: cannot be read" in said(f"eval.benchmarks=[{tmp_path}/none.jsonl]")
-    assert "no benchmark 'humanevil'; there are humaneval, heldout" in said("eval.benchmarks=[humanevil]")
-    copy = benchmark(tmp_path, ROWS[3:], "copy.jsonl")
-    assert f"own/3 is in {path} and in {copy}" in said(f"eval.benchmarks=[{path},{copy}]")
+    assert "first run: python data_builders/build.py recipe=tiny" in fails(
+        capsys, *arguments(model, run_dir, "eval.benchmarks=[heldout]")
+    )
+    assert f"{tmp_path}/none.jsonl: cannot be read" in said(f"eval.paths.heldout={tmp_path}/none.jsonl")
+    missing = f"eval.benchmarks=[heldout,{tmp_path}/none.jsonl]"
+    assert f"{tmp_path}/none.jsonl: cannot be read" in said(missing)
+    assert "no benchmark 'humanevil'; there are humaneval, mbpp" in said("eval.benchmarks=[heldout,humanevil]")
+    assert "eval.paths.heldout: 'heldout' is not among" in said("eval.benchmarks=[humaneval]")
+    copy = benchmark(tmp_path, [{"id": "own/3", "text": "Hi. You."}], "copy.jsonl")
+    assert f"the id 'own/3' stands in heldout and in {copy}" in said(f"eval.benchmarks=[heldout,{copy}]")
     assert "cannot be loaded" in said(f"model.name={tmp_path / 'nowhere'}")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "--num_processes 1" in said()
+    assert "2 processes were launched but 1 joined" in said()
     assert not (run_dir / "eval" / "message").exists()
 
 
 def test_a_sandbox_that_judges_wrongly_stops_the_run(model, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(suite.sandbox, "GOOD", "def f(x):\n    return x + 2\n")
-    said = fails(capsys, *arguments(model, tmp_path / "run", f"eval.benchmarks=[{benchmark(tmp_path)}]"))
+    said = fails(capsys, *arguments(model, tmp_path / "run", *chosen(benchmark(tmp_path))))
     assert "the sandbox is not fit to score" in said
 
 
 def test_a_sandbox_that_fails_while_scoring_stops_the_run(recited, tmp_path, capsys, monkeypatch):
-    argv = arguments(recited, tmp_path / "run", "eval.max_new_tokens=12", f"eval.benchmarks=[{benchmark(tmp_path)}]")
+    argv = arguments(recited, tmp_path / "run", "eval.max_new_tokens=12", *chosen(benchmark(tmp_path)))
 
     def broken(*arguments, **keywords):
         raise suite.sandbox.SandboxError("no bwrap any more")
@@ -333,9 +349,9 @@ def test_a_sandbox_that_fails_while_scoring_stops_the_run(recited, tmp_path, cap
 
 def test_dry_run_says_what_would_be_done_and_writes_nothing(model, tmp_path, capsys):
     path = benchmark(tmp_path)
-    argv = arguments(model, tmp_path / "run", f"eval.benchmarks=[{path}]", "eval.limit=3", "--dry-run")
+    argv = arguments(model, tmp_path / "run", *chosen(path), "eval.limit=3", "--dry-run")
     assert run.main(argv) == 0
-    assert f"would replay 3 of {path} into {tmp_path / 'run' / 'eval' / 'message'}" in capsys.readouterr().out
+    assert f"would replay 3 of heldout into {tmp_path / 'run' / 'eval' / 'message'}" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
     with pytest.raises(UserError):
         run_folder.need(tmp_path / "run", "nothing")
@@ -345,5 +361,5 @@ def test_half_a_surrogate_pair_is_named(tmp_path):
     row = {"id": "a", "sentences": ["x \ud800"], "extra": {"entry_point": "f", "tests": "assert f", "task": "t"}}
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps(row) + "\n")
-    with pytest.raises(UserError, match="surrogate pair"):
-        heldout.load(path)
+    with pytest.raises(UserError, match=r"line 1: sentences\.0: "):
+        heldout.load(str(path))

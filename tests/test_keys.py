@@ -12,12 +12,15 @@ import transformers
 from conftest import real_tokenizer
 from peft import get_peft_model
 from safetensors import safe_open
-from synthetic_arms import write_run
+from synthetic_arms import records, timings, write_run
 from tiny_models import arguments, invocation, talker_folder
 
 from data_builders import build
-from eval import arms, report, run, suite
+from eval import arms, report, run, suite, timing
 from eval.replay import replay
+from eval.report_runs import Place
+from eval.sweep import sweep
+from eval.typing_time import time_to_draft
 from headstart import model as loading
 from headstart.acceptance import rule
 from headstart.family import FAMILIES
@@ -271,6 +274,37 @@ def eval_arm(here):
             here.arm(f"eval.arm={arm}")
 
 
+def eval_preset(here):
+    """Between the defaults and what the recipe says."""
+    paper = recipe("eval.preset=paper").eval
+    assert (len(paper.benchmarks), paper.replay, paper.limit_of("ds1000"), paper.limit_of("mbpp")) == (
+        7,
+        "full",
+        128,
+        None,
+    )
+    own = recipe("eval.preset=paper", "eval.benchmarks=[mbpp]", "eval.limit=3").eval
+    assert (own.benchmarks, own.limit_of("mbpp"), own.replay) == (("mbpp",), 3, "full")
+
+
+def eval_paths(here, tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"_id": 1, "src": "Mend this: a b. C d.", "tgt": "A b. C d."}) + "\n")
+    given = ["recipe=smollm2", "eval.benchmarks=[coedit]"]
+    found = suite.load(parse([*given, f"eval.paths.coedit={path}"]))
+    assert [request.text for request in found.requests["coedit"]] == ["Mend this: a b. C d."]
+    with pytest.raises(UserError, match=r"eval\.paths\.mbpp: 'mbpp' is not among"):
+        suite.load(parse([*given, f"eval.paths.mbpp={path}"]))
+
+
+def eval_gold(here, tmp_path):
+    argv = arguments(here.model, tmp_path / "gold", "eval.gold=true", "eval.limit=3", "eval.benchmarks=[humaneval]")
+    assert run.main(argv) == 0
+    summary = json.loads((tmp_path / "gold" / "eval" / "gold" / "summary.json").read_text())
+    assert summary["humaneval"]["reference"] == {"n": 3, "as_expected": 3}
+    assert not (tmp_path / "gold" / "eval" / "message").exists()
+
+
 def eval_benchmarks(here):
     assert list(suite.load(parse(["recipe=smollm2", "eval.benchmarks=[humaneval]"])).requests) == ["humaneval"]
     with pytest.raises(UserError, match="no benchmark 'other'"):
@@ -281,6 +315,8 @@ def eval_limit(here):
     for limit, number in (("null", 164), (3, 3)):
         found = suite.load(parse(["recipe=smollm2", "eval.benchmarks=[humaneval]", f"eval.limit={limit}"]))
         assert len(found.requests["humaneval"]) == number
+    both = ["recipe=smollm2", "eval.benchmarks=[humaneval]", "eval.limit={humaneval: 2, mbpp: 1}"]
+    assert len(suite.load(parse(both)).requests["humaneval"]) == 2
     ids = [[r.id for r in suite.draw(found.requests["humaneval"], 2, seed)] for seed in range(4)]
     assert len({tuple(drawn) for drawn in ids}) > 1
     few, more = ([r.id for r in suite.draw(found.requests["humaneval"], limit, 0)] for limit in (2, 3))
@@ -293,7 +329,7 @@ def eval_timed(here, tmp_path):
     assert usable > 1
     for timed, number in ((0, 0), (1, 1), ("null", usable)):
         arm = here.arm(f"eval.timed={timed}")
-        assert len(run.time_all(arm, {"made": REQUESTS}, lines, tmp_path / f"{timed}.jsonl")) == number
+        assert len(timing.time_all(arm, {"made": REQUESTS}, lines, tmp_path / f"{timed}.jsonl")) == number
 
 
 def eval_replay(here):
@@ -328,6 +364,24 @@ def eval_top_k(here):
     assert passing("eval.acceptance=top_k", "eval.top_k=3") == [True, True, True]
 
 
+def eval_recycle(here):
+    for given, kind in ((), type(None)), (("eval.recycle=true",), int):
+        found = [line for line in replay(here.arm(*given), REQUESTS) if line["excluded"] is None]
+        assert {type(line["base_passes_lookup"]) for line in found} == {kind}
+        assert {type(line["stream_passes_recycle"]) for line in found} == {kind}
+    with pytest.raises(UserError, match="recycle=true is lossless under acceptance=greedy only"):
+        recipe("eval.recycle=true", "eval.replay=full", "eval.acceptance=top_k")
+
+
+def eval_sweep(here):
+    arm = here.arm("eval.sweep=[1e-5, 0.5]")
+    assert list(sweep(arm, REQUESTS[:2], arm.recipe.eval.sweep)) == [1e-5, 0.5]
+    assert recipe().eval.sweep == ()
+    for wrong in ("[0.5, 2]", "[0]", "[0.5, 0.5]", "[a]", "0.5"):
+        with pytest.raises(UserError, match=r"eval\.sweep"):
+            recipe(f"eval.sweep={wrong}")
+
+
 def eval_max_new_tokens(here):
     arm = here.arm()
     assert (arm.decoder().limit, arm.batch_decoder().limit) == (6, 6)
@@ -351,6 +405,22 @@ def eval_memory_limit(here):
     assert suite.limits(recipe("eval.memory_limit=300").eval).memory_mb == 300
 
 
+def eval_chars_per_second(here):
+    found = records(1, 0.5, 10)
+    clock = [t | {"update_seconds": [2.0, 0.1, 1.0]} for t in timings(found, every=1)]
+
+    def own(*overrides):
+        speed = recipe(*overrides).eval.chars_per_second
+        rows = time_to_draft({"made": found}, clock, speed, 0.95, 20, 0)["pooled"]["speeds"]
+        return next(row for row in rows if row["own"])
+
+    usual, fast = own(), own("eval.chars_per_second=9000")
+    assert (usual["words_a_minute"], fast["chars_per_second"]) == (pytest.approx(40), 9000)
+    assert fast["drafts_finished_share"]["value"] < usual["drafts_finished_share"]["value"]
+    with pytest.raises(UserError, match="chars_per_second"):
+        recipe("eval.chars_per_second=0")
+
+
 # --- report ---
 
 
@@ -364,14 +434,14 @@ def compared(here, monkeypatch, **settings):
 
     taken = []
 
-    def build_report(*given):
-        taken.extend(given)
+    def build_report(found, *given):
+        taken.extend(found)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(report, "build_report", build_report)
     with pytest.raises(KeyboardInterrupt):
         report.report(made)
-    return [folder.name for folder in taken[:3]]
+    return [folder.name for folder in (taken[0].before, taken[0].after, taken[0].quality_before)]
 
 
 def one_of_three(name, place):
@@ -384,12 +454,18 @@ def one_of_three(name, place):
     return check
 
 
+def made_up(folder, **changed):
+    """The arms of a made-up run of its own."""
+    return Place("x", *write_run(folder / f"reports{len(list(folder.glob('reports*')))}", n=12, **changed))
+
+
 @cache
 def written(folder, **settings):
     """The folder of the report on a made-up run."""
     given = [f"report.{key}={value}" for key, value in ({"bootstrap": 60, "replays": 1} | settings).items()]
-    made = folder / f"reports{len(list(folder.glob('reports*')))}"
-    return report.build_report(*write_run(made, n=12), made / "report", recipe(*given).report, 0, "x").parent
+    place = made_up(folder)
+    out = place.before.parents[1] / "report"
+    return report.build_report([place], out, recipe(*given).report, 0).parent
 
 
 def interval(here, **settings):
@@ -410,7 +486,43 @@ def report_confidence(here):
 def report_replays(here):
     pages = [(written(here.folder, **given) / "report.html").read_text() for given in ({}, {"replays": 3})]
     blocks = [page.split('id="replay-data">')[1].split("</script>")[0] for page in pages]
-    assert [len(json.loads(block)["benchmarks"][0]["requests"]) for block in blocks] == [1, 3]
+    assert [len(json.loads(block)["runs"][0]["benchmarks"][0]["requests"]) for block in blocks] == [1, 3]
+
+
+def report_runs(here):
+    own = report.places(here.resolve(run="reported"))
+    several = report.places(here.resolve("report.runs=[some/a,b]", "report.quality_before=message"))
+    assert [place.name for place in own] == ["tiny"]
+    assert [(place.name, str(place.before)) for place in several] == [
+        ("a", "some/a/eval/message"),
+        ("b", "b/eval/message"),
+    ]
+
+
+def report_force(here):
+    place = made_up(here.folder, plain={"hashes": {"data": "other"}})
+    settings = {force: recipe("report.bootstrap=20", f"report.force={force}").report for force in ("true", "false")}
+    out = place.before.parents[1] / "report"
+    with pytest.raises(UserError, match=r"report\.force=true"):
+        report.build_report([place], out, settings["false"], 0)
+    assert 'id="forced"' in report.build_report([place], out, settings["true"], 0).read_text()
+
+
+def report_wandb(here, monkeypatch):
+    sent = []
+    monkeypatch.setattr(report, "upload", lambda folder, project, *given: sent.append((folder.name, project)))
+    run = made_up(here.folder).before.parents[1]
+    for name in ("plain", "message", "merged"):
+        (run / "eval" / name).rename(run / name)
+        made = here.resolve()
+        with run_folder.step(made, run / "eval" / name, {"arm": name}) as step:
+            for file in (run / name).iterdir():
+                file.rename(step.partial / file.name)
+            run_folder.finish(step)
+    given = ("report.bootstrap=20", "report.replays=0", f"report.runs=[{run}]")
+    for wandb in ((), ("report.wandb=made-up",)):
+        report.report(here.resolve(*given, *wandb, run="sent"))
+    assert sent == [("report", "made-up")]
 
 
 CHECKS = {
@@ -449,24 +561,33 @@ CHECKS = {
     "merge.dtype": merge_dtype,
     "merge.max_new_tokens": merge_max_new_tokens,
     "eval.arm": eval_arm,
+    "eval.preset": eval_preset,
     "eval.benchmarks": eval_benchmarks,
+    "eval.paths": eval_paths,
     "eval.limit": eval_limit,
     "eval.timed": eval_timed,
     "eval.replay": eval_replay,
     "eval.acceptance": eval_acceptance,
     "eval.tau": eval_tau,
     "eval.top_k": eval_top_k,
+    "eval.recycle": eval_recycle,
+    "eval.sweep": eval_sweep,
     "eval.max_new_tokens": eval_max_new_tokens,
     "eval.batch_size": eval_batch_size,
+    "eval.gold": eval_gold,
     "eval.allow_code_execution": eval_allow_code_execution,
     "eval.time_limit": eval_time_limit,
     "eval.memory_limit": eval_memory_limit,
+    "eval.chars_per_second": eval_chars_per_second,
     "report.before": one_of_three("before", 0),
     "report.after": one_of_three("after", 1),
     "report.quality_before": one_of_three("quality_before", 2),
     "report.bootstrap": report_bootstrap,
     "report.confidence": report_confidence,
     "report.replays": report_replays,
+    "report.runs": report_runs,
+    "report.force": report_force,
+    "report.wandb": report_wandb,
 }
 
 

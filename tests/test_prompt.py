@@ -51,6 +51,13 @@ def test_training_prompt_is_the_evaluators_prompt_and_the_answer_is_supervised(r
         assert r.text(supervised(row)) == "Yes." + r.family.end_of_turn
 
 
+def test_a_system_message_of_the_history_joins_the_arms_own(r):
+    """Templates take one system message; without the arm's own the history's stands as it is."""
+    own, rest = Message("system", "Speak French."), HISTORY
+    assert r.prompt("x", (own, *rest), SYSTEM) == r.prompt("x", rest, f"{SYSTEM}\n\nSpeak French.")
+    assert r.prompt("x", (own, *rest), None) == r.prompt("x", rest, "Speak French.")
+
+
 def test_ids_are_those_of_apply_chat_template(r):
     for system, history in ((None, ()), (SYSTEM, ()), (SYSTEM, HISTORY)):
         messages = [{"role": "system", "content": system}] if system else []

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from eval import sandbox
+from eval.benchmarks.protocol import Score
 from eval.sandbox import Limits, SandboxError, Verdict
 from headstart.request import Request
 
@@ -16,21 +17,11 @@ class Program:
     tests: str
 
 
-@dataclass(frozen=True)
-class Score:
-    """1 or 0; `note` gives the reason ("passed" for 1)."""
-
-    value: int
-    note: str
-
-
 def score(
     requests: Sequence[Request],
     answers: Sequence[str],
     program: Callable[[Request, str], Program | str],
     limits: Limits,
-    *,
-    workers: int = 2,
 ) -> list[Score]:
     """One score a request, in order. `program` gives the program, or a note when the answer holds none.
 
@@ -38,7 +29,7 @@ def score(
     """
     programs = [program(request, answer) for request, answer in zip(requests, answers, strict=True)]
     jobs = [(p.code, p.tests) for p in programs if isinstance(p, Program)]
-    outcomes = iter(sandbox.run_many(jobs, limits, workers=workers))
+    outcomes = iter(sandbox.run_many(jobs, limits))
     return [
         Score(0, p) if isinstance(p, str) else _score(request.id, next(outcomes))
         for request, p in zip(requests, programs, strict=True)
