@@ -3,17 +3,21 @@
 Under `greedy` a draft depends on its prefix alone and not on the path: `replay=last` makes only the draft before the
 last sentence; `replay=full` makes all drafts of all requests abreast, and what an update keeps is the common prefix of
 two drafts. Under the other rules the path matters: every sentence is walked, verify, keep, regenerate.
+
+`recycle` adds what look-ups would save: the whole request is decoded once more on both sides, base with its prompt to
+look things up in, stream with the rest of its draft as well. Nothing else changes by it.
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from eval.arms import Arm
 from headstart.autoregressive import common_prefix
 from headstart.batch import Advance
 from headstart.decoder import Answer
+from headstart.lookup import lookup_passes, pieces
 from headstart.request import Request
 from headstart.residual import residual, residual_paper, total_passes
 
@@ -21,6 +25,9 @@ COUNTS = (
     "base_passes",
     "stream_passes",
     "stream_passes_paper",
+    "base_passes_lookup",
+    "stream_passes_recycle",
+    "recycle_differs",
     "draft_tokens",
     "kept_tokens",
     "updates",
@@ -33,11 +40,15 @@ COUNTS = (
 
 @dataclass(frozen=True)
 class Replayed:
-    """One request's run: the base answer, and a step for each sentence, or under `replay=last` for the last two."""
+    """One request's run: the base answer, and a step for each sentence, or under `replay=last` for the last two.
+
+    `lookups`, under `recycle`: base and stream once more, with look-ups.
+    """
 
     request: Request
     base: Advance
     steps: tuple[Advance, ...]
+    lookups: tuple[Advance, Advance] | None = None
 
     @property
     def draft(self) -> Answer:
@@ -50,13 +61,32 @@ class Replayed:
         return self.steps[-1]
 
 
-def replay(arm: Arm, requests: Sequence[Request]) -> list[dict[str, Any]]:
-    """The lines of requests.jsonl for these requests, in their order, not scored yet."""
-    reasons = {request.id: _unfit(arm, request) for request in requests}
+def replay(
+    arm: Arm, requests: Sequence[Request], unfit: Callable[[Request], str | None] = lambda request: None
+) -> list[dict[str, Any]]:
+    """The lines of requests.jsonl for these requests, in their order, not scored yet.
+
+    `unfit` says why the benchmark cannot score a request here, or None; such a request is excluded.
+    """
+    reasons = reasons_against(arm, requests, unfit)
     fit = [request for request in requests if reasons[request.id] is None]
-    walked = {run.request.id: run for run in _run(arm, fit)}
+    return lines_of(arm, requests, reasons, _run(arm, fit), full=arm.recipe.eval.replay == "full")
+
+
+def reasons_against(
+    arm: Arm, requests: Sequence[Request], unfit: Callable[[Request], str | None]
+) -> dict[str, str | None]:
+    """Why a request cannot be replayed, by its id; None where it can."""
+    return {request.id: _unfit(arm, request) or unfit(request) for request in requests}
+
+
+def lines_of(
+    arm: Arm, requests: Sequence[Request], reasons: Mapping[str, str | None], runs: Sequence[Replayed], full: bool
+) -> list[dict[str, Any]]:
+    """The lines of `requests`, those with a reason excluded; `full`: the runs have a step for each sentence."""
+    walked = {run.request.id: run for run in runs}
     return [
-        _line(arm, walked[request.id]) if request.id in walked else _excluded(request, str(reasons[request.id]))
+        _line(arm, walked[request.id], full) if request.id in walked else _excluded(request, str(reasons[request.id]))
         for request in requests
     ]
 
@@ -78,15 +108,16 @@ def _run(arm: Arm, requests: Sequence[Request]) -> list[Replayed]:
         return []
     decoder = arm.batch_decoder()
     whole = [arm.prompt(request, len(request.sentences)) for request in requests]
-    base = decoder.advance(whole, progress=_counted("base answers", len(whole)))
+    base = decoder.advance(whole, progress=counted("base answers", len(whole)))
     if arm.recipe.eval.acceptance == "greedy":
         paths = _abreast(arm, requests)
         drafts = [path[-1].answer for path in paths]
-        streams = decoder.advance(whole, drafts, _counted("streamed answers", len(whole)))
+        streams = decoder.advance(whole, drafts, counted("streamed answers", len(whole)))
         paths = [(*path, stream) for path, stream in zip(paths, streams, strict=True)]
     else:
         paths = _walk(arm, requests)
-    return [Replayed(*columns) for columns in zip(requests, base, paths, strict=True)]
+    runs = [Replayed(*columns) for columns in zip(requests, base, paths, strict=True)]
+    return _look_up(arm, whole, runs) if arm.recipe.eval.recycle else runs
 
 
 def _abreast(arm: Arm, requests: Sequence[Request]) -> list[tuple[Advance, ...]]:
@@ -97,7 +128,7 @@ def _abreast(arm: Arm, requests: Sequence[Request]) -> list[tuple[Advance, ...]]
     whole_path = arm.recipe.eval.replay == "full"
     cuts = [range(1 if whole_path else len(r.sentences) - 1, len(r.sentences)) for r in requests]
     prompts = [arm.prompt(request, i) for request, path in zip(requests, cuts, strict=True) for i in path]
-    made = iter(arm.batch_decoder().advance(prompts, progress=_counted("drafts", len(prompts))))
+    made = iter(arm.batch_decoder().advance(prompts, progress=counted("drafts", len(prompts))))
     return [tuple(_updates_of([next(made).answer for _ in path])) for path in cuts]
 
 
@@ -119,7 +150,26 @@ def _walk(arm: Arm, requests: Sequence[Request]) -> list[tuple[Advance, ...]]:
     return [tuple(taken) for taken in steps]
 
 
-def _counted(what: str, total: int) -> Callable[[int], None]:
+def _look_up(arm: Arm, whole: Sequence[Sequence[int]], runs: Sequence[Replayed]) -> list[Replayed]:
+    """The runs with their `lookups`. Raises RuntimeError where the hook's counts are not what the answers imply."""
+    decoder, made = arm.batch_decoder(), {}
+    held = [run.draft for run in runs]
+    sides = {
+        "base": ([Answer()] * len(runs), [[prompt] for prompt in whole]),
+        "stream": (held, [[draft.tokens, prompt] for draft, prompt in zip(held, whole, strict=True)]),
+    }
+    for side, (drafts, sources) in sides.items():
+        progress = counted(f"{side} answers with look-ups", len(runs))
+        made[side] = decoder.advance(whole, drafts, progress, sources)
+        for run, advance, given in zip(runs, made[side], sources, strict=True):
+            searched = pieces(given, arm.stop_ids)
+            expected = lookup_passes(advance.answer.tokens, advance.kept, searched, decoder.limit)
+            _agree(run.request.id, f"{side} with look-ups", advance.passes, expected)
+    pairs = zip(made["base"], made["stream"], strict=True)
+    return [replace(run, lookups=pair) for run, pair in zip(runs, pairs, strict=True)]
+
+
+def counted(what: str, total: int) -> Callable[[int], None]:
     """A progress callback that prints how many of `total` are done."""
     done = 0
 
@@ -135,7 +185,7 @@ def _held(steps: Sequence[Advance]) -> Answer:
     return steps[-1].answer if steps else Answer()
 
 
-def _line(arm: Arm, run: Replayed) -> dict[str, Any]:
+def _line(arm: Arm, run: Replayed, full: bool) -> dict[str, Any]:
     base, stream = run.base.answer, run.stream.answer
     sides = {"base": base, "stream": stream}
     for name, answer in sides.items():
@@ -144,7 +194,6 @@ def _line(arm: Arm, run: Replayed) -> dict[str, Any]:
             return line | {side: _answer(arm, given) for side, given in {**sides, "draft": run.draft}.items()}
     _agree(run.request.id, "base", run.base.passes, residual(len(base.tokens), 0))
     _agree(run.request.id, "stream", run.stream.passes, residual(len(stream.tokens), run.stream.kept))
-    full = arm.recipe.eval.replay == "full"
     return {
         "id": run.request.id,
         "benchmark": run.request.source,
@@ -155,6 +204,7 @@ def _line(arm: Arm, run: Replayed) -> dict[str, Any]:
         "base_passes": run.base.passes,
         "stream_passes": run.stream.passes,
         "stream_passes_paper": residual_paper(len(stream.tokens), run.stream.kept),
+        **_looked_up(run),
         "draft_tokens": len(run.draft.tokens) if run.draft.written else 0,
         "kept_tokens": run.stream.kept if run.draft.written else 0,
         "updates": _updates(arm, run.steps) if full else None,
@@ -163,6 +213,19 @@ def _line(arm: Arm, run: Replayed) -> dict[str, Any]:
         "stream_score": None,
         "score_note": None,
         "excluded": None,
+    }
+
+
+def _looked_up(run: Replayed) -> dict[str, Any]:
+    """`recycle_differs` names the sides whose answer is another one with look-ups: none in float32."""
+    if run.lookups is None:
+        return dict.fromkeys(("base_passes_lookup", "stream_passes_recycle", "recycle_differs"))
+    base, stream = run.lookups
+    pairs = {"base": (run.base, base), "stream": (run.stream, stream)}
+    return {
+        "base_passes_lookup": base.passes,
+        "stream_passes_recycle": stream.passes,
+        "recycle_differs": [side for side, (plain, made) in pairs.items() if plain.answer != made.answer],
     }
 
 

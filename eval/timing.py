@@ -1,13 +1,38 @@
 """Wall clock of single requests, base and stream in turn, on an idle device after a warm-up."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from eval.arms import Arm
+from eval.lines import append, read_whole_lines
 from eval.replay import draft_of
 from headstart.autoregressive import AutoregressiveDecoder
 from headstart.decoder import Answer, now
 from headstart.request import Request
+
+Requests = Mapping[str, Sequence[Request]]
+
+
+def time_all(arm: Arm, requests: Requests, lines: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
+    """Time the first `eval.timed` requests of each benchmark (all where it is not given), the excluded apart."""
+    timings = read_whole_lines(path)
+    done = {timing["id"] for timing in timings}
+    warm = False
+    for name, rows in requests.items():
+        # By place in the benchmark, not by outcome: so that all arms time the same requests.
+        chosen = [request for request in rows[: arm.recipe.eval.timed] if lines[request.id]["excluded"] is None]
+        for i, request in enumerate(chosen):
+            if request.id in done:
+                continue
+            if not warm:
+                warm_up(arm, request)
+                warm = True
+            taken = time_request(arm, request, lines[request.id], stream_first=bool(i % 2))
+            append(path, [taken])
+            timings.append(taken)
+            print(f"{name}: timed {i + 1}/{len(chosen)}", flush=True)
+    return timings
 
 
 def warm_up(arm: Arm, request: Request) -> None:

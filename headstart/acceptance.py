@@ -4,7 +4,7 @@ Each rule takes `logits`, shape (k, vocabulary): row j scores draft token j from
 shape (k,), int64; it returns a bool tensor of shape (k,). What is kept is the leading run (paper, section 3).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from recipes.schema import Eval
 
 Rule = Callable[[Tensor, Tensor], Tensor]
+Rules = Callable[[Tensor, Tensor], Sequence[Tensor]]  # several rules at once: a mask each
 
 
 def greedy(logits: Tensor, draft: Tensor) -> Tensor:
@@ -22,12 +23,23 @@ def greedy(logits: Tensor, draft: Tensor) -> Tensor:
 
 def threshold(logits: Tensor, draft: Tensor, tau: float) -> Tensor:
     """The draft token's probability (softmax in float32, no temperature) is at least `tau`."""
-    return _scores(logits.float().log_softmax(dim=-1), draft).exp() >= tau
+    return thresholds(logits, draft, (tau,))[0]
+
+
+def thresholds(logits: Tensor, draft: Tensor, taus: Sequence[float]) -> list[Tensor]:
+    """`threshold` for each of `taus`, from one softmax."""
+    probability = _scores(logits.float().log_softmax(dim=-1), draft).exp()
+    return [probability >= tau for tau in taus]
 
 
 def top_k(logits: Tensor, draft: Tensor, k: int) -> Tensor:
     """Fewer than `k` tokens score higher than the draft token."""
     return (logits > _scores(logits, draft).unsqueeze(-1)).sum(dim=-1) < k
+
+
+def everything(logits: Tensor, draft: Tensor) -> Tensor:
+    """Every token passes: to decode on from tokens that are settled."""
+    return torch.ones_like(draft, dtype=torch.bool)
 
 
 def leading_run(passes: Tensor) -> int:

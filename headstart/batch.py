@@ -1,8 +1,7 @@
 """Verification and decoding for many requests abreast: for evaluation and data building.
 
-Rows are left-padded. After the verification pass each row's rejected draft tokens lie at the right end of the cache;
-the rows are shifted so that the holes fall into the left padding: then index distances equal text distances, which
-sliding-window layers need.
+Rows are left-padded. After a pass each row's rejected tokens lie at the right end of the cache; the rows are shifted so
+that the holes fall into the left padding: then index distances equal text distances, which sliding-window layers need.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +12,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from headstart.acceptance import Rule, greedy, leading_run
-from headstart.decoder import Answer, PassCounter, scored, settle
+from headstart.acceptance import Rule, Rules, greedy, leading_run
+from headstart.autoregressive import common_prefix
+from headstart.decoder import Answer, PassCounter, Verified, scored, settle
+from headstart.lookup import Tokens, offered, pieces
 
 
 @dataclass(frozen=True)
@@ -41,52 +42,78 @@ class BatchDecoder:
 
     def advance(
         self,
-        prompts: Sequence[Sequence[int]],
+        prompts: Sequence[Tokens],
         drafts: Sequence[Answer] | None = None,
         progress: Callable[[int], None] = lambda done: None,
+        sources: Sequence[Sequence[Tokens]] | None = None,
     ) -> list[Advance]:
         """Verify each draft under its prompt and decode on to the end. Without drafts this is plain decoding.
 
-        `progress` is called with the number of requests that a batch finished.
+        `progress` is called with the number of requests that a batch finished. With `sources`, those of each request,
+        every pass after the first also verifies what is looked up in them (`headstart.lookup`): the greedy answer in
+        fewer passes.
         """
         drafts = drafts or [Answer()] * len(prompts)
+        sources = sources or [()] * len(prompts)
         results: list[Advance] = []
-        for begin in range(0, len(prompts), self.batch_size):
-            end = begin + self.batch_size
-            results += self._advance(prompts[begin:end], drafts[begin:end])
-            progress(len(prompts[begin:end]))
+        for part in self._parts(len(prompts)):
+            results += self._advance(prompts[part], drafts[part], sources[part])
+            progress(len(prompts[part]))
         return results
 
     @torch.inference_mode()
-    def _advance(self, prompts: Sequence[Sequence[int]], drafts: Sequence[Answer]) -> list[Advance]:
+    def verify(self, prompts: Sequence[Tokens], drafts: Sequence[Answer], rules: Rules) -> list[list[Advance]]:
+        """Verify each draft under its prompt, once for all `rules`: what stands right after that pass, by rule."""
+        results: list[list[Advance]] = []
+        for part in self._parts(len(prompts)):
+            with PassCounter(self.model) as counter:
+                counter.rows = range(len(prompts[part]))
+                _, judged = self._verify(prompts[part], drafts[part], rules)
+            for row, by_rule in enumerate(judged):
+                results.append([Advance(after.answer, after.kept, counter.by_row[row]) for after in by_rule])
+        return results
+
+    def _parts(self, number: int) -> list[slice]:
+        return [slice(begin, begin + self.batch_size) for begin in range(0, number, self.batch_size)]
+
+    @torch.inference_mode()
+    def _advance(
+        self, prompts: Sequence[Tokens], drafts: Sequence[Answer], sources: Sequence[Sequence[Tokens]]
+    ) -> list[Advance]:
+        searched = [pieces(given, self.stop_ids) for given in sources]
         with PassCounter(self.model) as counter:
             counter.rows = range(len(prompts))
-            batch, verified = self._verify(prompts, drafts)
-            answers = [answer for _, answer in verified]
-            for row, token in batch.run(counter, answers):
-                answers[row] = answers[row].extended(token, self.stop_ids, self.limit)
-        return [
-            Advance(answer, kept, counter.by_row[row])
-            for row, (answer, (kept, _)) in enumerate(zip(answers, verified, strict=True))
-        ]
+            batch, judged = self._verify(prompts, drafts, lambda logits, draft: (self.rule(logits, draft),))
+            kept = [by_rule[0].kept for by_rule in judged]
+            answers = [by_rule[0].answer for by_rule in judged]
+            batch.drop_right([max(0, len(scored(draft)) - k) for draft, k in zip(drafts, kept, strict=True)])
+
+            def offer(row: int) -> tuple[int, ...]:
+                return offered(answers[row].tokens, searched[row], self.limit)
+
+            for row, tokens in batch.run(counter, answers, offer):
+                for token in tokens:
+                    answers[row] = answers[row].extended(token, self.stop_ids, self.limit)
+        return [Advance(answers[row], kept[row], counter.by_row[row]) for row in range(len(prompts))]
 
     def _verify(
-        self, prompts: Sequence[Sequence[int]], drafts: Sequence[Answer]
-    ) -> tuple["_Batch", list[tuple[int, Answer]]]:
+        self, prompts: Sequence[Tokens], drafts: Sequence[Answer], rules: Rules
+    ) -> tuple["_Batch", list[list[Verified]]]:
         batch = _Batch(self.model, [[*p, *scored(d)] for p, d in zip(prompts, drafts, strict=True)])
         width = 1 + max(len(scored(draft)) for draft in drafts)
         logits = batch.prefill(width)
-        verified, rejected = [], []
-        for row, draft in enumerate(drafts):
-            fed = len(scored(draft))
-            scores = logits[row, width - 1 - fed :]
-            drafted = torch.tensor(draft.tokens, dtype=torch.long, device=scores.device)
-            kept = leading_run(self.rule(scores[: len(drafted)], drafted))
-            following = int(scores[min(kept, fed)].argmax())
-            verified.append((kept, settle(draft, kept, following, self.stop_ids, self.limit)))
-            rejected.append(fed - min(kept, fed))
-        batch.drop_right(rejected)
-        return batch, verified
+        scores = [logits[row, width - 1 - len(scored(draft)) :] for row, draft in enumerate(drafts)]
+        return batch, [self._judged(*pair, rules) for pair in zip(scores, drafts, strict=True)]
+
+    def _judged(self, scores: Tensor, draft: Answer, rules: Rules) -> list[Verified]:
+        """`scores`, shape (fed draft tokens + 1, vocabulary), judged by each rule."""
+        drafted = torch.tensor(draft.tokens, dtype=torch.long, device=scores.device)
+        judged = []
+        for passes in rules(scores[: len(drafted)], drafted):
+            kept = leading_run(passes)
+            following = int(scores[min(kept, len(scores) - 1)].argmax())
+            judged.append(Verified(kept, settle(draft, kept, following, self.stop_ids, self.limit)))
+        return judged
 
 
 class _Batch:
@@ -108,24 +135,42 @@ class _Batch:
         return self._forward(self.ids, positions, width)
 
     def drop_right(self, counts: Sequence[int]) -> None:
-        """Take `counts[row]` tokens off the right end of each row."""
+        """Take `counts[row]` tokens off the right end of each row; trim the left padding."""
         if any(counts):
-            width = self.mask.shape[1]
-            shift = torch.tensor(counts, device=self.mask.device).unsqueeze(1)
-            self._gather(torch.arange(width, device=self.mask.device) - shift)
+            width, shift = self.mask.shape[1], torch.tensor(counts, device=self.mask.device).unsqueeze(1)
+            longest = int((self.mask.sum(dim=1, keepdim=True) - shift).max())
+            self._gather(torch.arange(width - longest, width, device=self.mask.device) - shift)
 
-    def run(self, counter: PassCounter, answers: list[Answer]) -> Iterator[tuple[int, int]]:
-        """Yield (row, next token) while rows are unfinished; the caller extends `answers` before the next step."""
+    def run(
+        self, counter: PassCounter, answers: Sequence[Answer], offer: Callable[[int], tuple[int, ...]]
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Yield (row, its next tokens) of each pass while rows are unfinished.
+
+        `offer(row)` proposes tokens after the row's answer; those that the model chooses too are kept, and its own
+        token after them. The caller extends `answers` before the next step.
+        """
         self._leave(answers, share=1.0)
-        while unfinished := [row for row in self.rows if answers[row].stop is None]:
+        while unfinished := {row for row in self.rows if answers[row].stop is None}:
             counter.rows = unfinished
-            last = torch.tensor([[answers[row].tokens[-1]] for row in self.rows], device=self.mask.device)
-            positions = self.mask.sum(dim=1, keepdim=True)
-            self.mask = torch.cat([self.mask, torch.ones_like(positions)], dim=1)
-            chosen = self._forward(last, positions, 1)[:, -1].argmax(dim=-1).tolist()
-            alive = set(unfinished)
-            yield from ((row, token) for row, token in zip(self.rows, chosen, strict=True) if row in alive)
+            offers = [offer(row) if row in unfinished else () for row in self.rows]
+            fed = [(answers[row].tokens[-1], *proposed) for row, proposed in zip(self.rows, offers, strict=True)]
+            chosen = self._feed(fed)
+            runs = [run[: common_prefix(proposed, run) + 1] for proposed, run in zip(offers, chosen, strict=True)]
+            self.drop_right([len(whole) - len(run) for whole, run in zip(chosen, runs, strict=True)])
+            yield from ((row, run) for row, run in zip(self.rows, runs, strict=True) if row in unfinished)
             self._leave(answers, share=0.75)
+
+    def _feed(self, tokens: Sequence[Sequence[int]]) -> list[list[int]]:
+        """One pass over some tokens of each row, padded on the right to one width; what the model chooses after each.
+
+        Padding stands after a row's tokens, so these do not see it; `drop_right` has to take it off again.
+        """
+        width, device = max(map(len, tokens)), self.mask.device
+        ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens], device=device)
+        positions = self.mask.sum(dim=1, keepdim=True) + torch.arange(width, device=device)
+        self.mask = torch.cat([self.mask, torch.ones_like(positions)], dim=1)
+        chosen: list[list[int]] = self._forward(ids, positions, width).argmax(dim=-1).tolist()
+        return chosen
 
     def _forward(self, ids: Tensor, positions: Tensor, width: int) -> Tensor:
         output = self.model(

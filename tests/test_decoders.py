@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from headstart import acceptance
 from headstart.autoregressive import AutoregressiveDecoder
 from headstart.batch import BatchDecoder
 from headstart.decoder import Answer, PassCounter
+from headstart.lookup import lookup_passes, pieces
 from headstart.residual import residual
 from recipes.schema import Eval
 
@@ -97,6 +98,131 @@ def test_a_batch_equals_one_at_a_time(family):
             assert advance.passes == residual(len(expected.tokens), advance.kept)
 
 
+def counting(model):
+    """Tokens fed in each call of the model's forward, counted by wrapping it."""
+    calls, forward = [], model.forward
+
+    def wrapped(*args, **kwargs):
+        calls.append(kwargs["input_ids"].numel())
+        return forward(*args, **kwargs)
+
+    model.forward = wrapped
+    return calls
+
+
+def sources_of(draft, prompt, expected):
+    """Nothing; the prompt; draft and prompt; the answer itself; the answer spoilt; the answer with end tokens."""
+    spoilt = [(token + (i % 4 == 3)) % 97 for i, token in enumerate(expected.tokens)]
+    ended = [number for token in expected.tokens for number in (token, 2)]
+    texts = ([], [prompt], [draft.tokens, prompt], [expected.tokens], [spoilt, prompt], [ended, expected.tokens[3:]])
+    return [[tuple(text) for text in sources] for sources in texts]
+
+
+def lookup_jobs(family):
+    """(prompt, draft, sources, the expected answer) of every fate and every kind of sources, mixed."""
+    jobs = []
+    for number, prompt in enumerate(PROMPTS):
+        expected = expected_answer(family, number)
+        for draft in drafts_of(expected).values():
+            jobs += [(prompt, draft, sources, expected) for sources in sources_of(draft, prompt, expected)]
+    random.Random(1).shuffle(jobs)
+    return jobs
+
+
+def test_lookups_change_nothing_but_the_passes(family):
+    """Abreast, rows keep different numbers of proposals in a pass; the window of Gemma-3 is 8, texts are up to 54."""
+    model, jobs = tiny_model(family), lookup_jobs(family)
+    single = AutoregressiveDecoder(model, STOPS, LIMIT)
+    prompts, drafts, sources, answers = (list(column) for column in zip(*jobs, strict=True))
+    kept = [single.verify(prompt, draft).kept for prompt, draft in zip(prompts, drafts, strict=True)]
+    calls, taken = counting(model), []
+    for size in (5, len(jobs)):
+        calls.clear()
+        advances = BatchDecoder(model, STOPS, LIMIT, size).advance(prompts, drafts, sources=sources)
+        assert [advance.answer for advance in advances] == answers
+        assert [advance.kept for advance in advances] == kept
+        passes = [advance.passes for advance in advances]
+        assert len(calls) == sum(max(passes[i : i + size]) for i in range(0, len(jobs), size))
+        taken.append(passes)
+    assert taken[0] == taken[1]
+    for (_, _, given, answer), k, passes in zip(jobs, kept, taken[0], strict=True):
+        assert passes == lookup_passes(answer.tokens, k, pieces(given, STOPS), LIMIT) <= residual(len(answer.tokens), k)
+    assert sum(taken[0]) < 0.7 * sum(residual(len(a.tokens), k) for a, k in zip(answers, kept, strict=True))
+
+
+def test_an_independent_count_of_lookups(family):
+    """One row: its passes are the calls of forward, and each feeds the last token and the proposals."""
+    model = tiny_model(family)
+    calls, prompt = counting(model), PROMPTS[2]
+    expected = expected_answer(family, 2)
+    decoder = BatchDecoder(model, STOPS, LIMIT, 1)
+    saved = 0
+    for draft in drafts_of(expected).values():
+        for sources in sources_of(draft, prompt, expected):
+            calls.clear()
+            (advance,) = decoder.advance([prompt], [draft], sources=[sources])
+            assert advance.answer == expected
+            assert advance.passes == len(calls)
+            assert sum(calls[1:]) >= len(expected.tokens) - advance.kept - 1
+            saved += residual(len(expected.tokens), advance.kept) - len(calls)
+    assert saved > 0
+
+
+def test_lookups_stop_at_an_end_token_and_at_the_limit():
+    """A source that goes on past the end, and one that repeats the answer for ever."""
+    model = tiny_model("llama3")
+    free = plain_greedy(model, PROMPTS[0], stops=frozenset())
+    decoder = BatchDecoder(model, frozenset(), LIMIT, 2)
+    for source in (free.tokens + (5,) * 20, free.tokens * 3):
+        (advance,) = decoder.advance([PROMPTS[0]], sources=[[source]])
+        assert advance.answer == free
+        assert advance.passes < 8
+    end = free.tokens[9]
+    ended = plain_greedy(model, PROMPTS[0], stops=frozenset({end}))
+    (advance,) = BatchDecoder(model, frozenset({end}), LIMIT, 2).advance([PROMPTS[0]], sources=[[free.tokens * 2]])
+    assert advance.answer == ended
+    assert ended.stop == "end"
+
+
+def test_one_pass_judged_by_several_rules(family):
+    """What stands after it, for each rule, is what a decoder with that rule alone says."""
+    model = tiny_model(family)
+    jobs = [
+        (prompt, draft)
+        for number, prompt in enumerate(PROMPTS)
+        for draft in drafts_of(expected_answer(family, number)).values()
+    ]
+    prompts, drafts = ([job[i] for job in jobs] for i in (0, 1))
+    taus = (1e-4, 0.02, 0.3, 0.9)
+    calls = counting(model)
+    judged = BatchDecoder(model, STOPS, LIMIT, 7).verify(prompts, drafts, partial(acceptance.thresholds, taus=taus))
+    assert len(calls) == -(-len(jobs) // 7)
+    for i, tau in enumerate(taus):
+        alone = AutoregressiveDecoder(model, STOPS, LIMIT, partial(acceptance.threshold, tau=tau))
+        for (prompt, draft), by_rule in zip(jobs, judged, strict=True):
+            assert by_rule[i].passes == 1
+            verified = alone.verify(prompt, draft)
+            assert (by_rule[i].kept, by_rule[i].answer) == (verified.kept, verified.answer)
+    assert len({tuple(after.kept for after in by_rule) for by_rule in judged}) > 5
+
+
+def test_decoding_on_from_settled_tokens(family):
+    """Under `everything` a draft is where decoding starts, whatever the model thinks of it."""
+    model = tiny_model(family)
+    expected = expected_answer(family, 3)
+    decoder = BatchDecoder(model, STOPS, LIMIT, 3, acceptance.everything)
+    begun = [Answer(expected.tokens[:n]) for n in (0, 1, 5, len(expected.tokens) - 1)]
+    for start, advance in zip(begun, decoder.advance([PROMPTS[3]] * 4, begun), strict=True):
+        assert advance.answer == expected
+        assert advance.kept == len(start.tokens)
+        assert advance.passes == len(expected.tokens) - len(start.tokens)
+    forced = Answer(((expected.tokens[0] + 1) % 97,))
+    (advance,) = decoder.advance([PROMPTS[3]], [forced])
+    assert advance.answer.tokens[:1] == forced.tokens
+    on = plain_greedy(model, [*PROMPTS[3], *forced.tokens], LIMIT - 1)
+    assert advance.answer.tokens[1:] == on.tokens
+
+
 def test_the_cache_rolls_back_twice_and_more(family):
     """A session's cache: prompts that grow and change, drafts that fall; logits equal a cold run's."""
     model = tiny_model(family)
@@ -176,6 +302,9 @@ def test_acceptance_rules():
     assert acceptance.greedy(logits, draft).tolist() == [True, False, False]
     assert acceptance.threshold(logits, draft, tau=0.29).tolist() == [True, True, False]
     assert acceptance.threshold(logits, draft, tau=0.61).tolist() == [False, False, False]
+    both = acceptance.thresholds(logits, draft, taus=(0.29, 0.61))
+    assert [mask.tolist() for mask in both] == [[True, True, False], [False, False, False]]
+    assert acceptance.everything(logits, draft).all()
     assert acceptance.top_k(logits, draft, k=1).tolist() == [True, False, False]
     assert acceptance.top_k(logits, draft, k=2).tolist() == [True, True, False]
     assert acceptance.leading_run(torch.tensor([True, False, True])) == 1
@@ -209,14 +338,7 @@ def test_looser_rules_keep_more_and_go_on_from_the_argmax(family):
 def test_an_independent_count_agrees(family):
     """Calls and tokens, counted by wrapping the model's forward instead of the hook."""
     model = tiny_model(family)
-    calls = []
-    forward = model.forward
-
-    def counted(*args, **kwargs):
-        calls.append(kwargs["input_ids"].numel())
-        return forward(*args, **kwargs)
-
-    model.forward = counted
+    calls = counting(model)
     decoder = AutoregressiveDecoder(model, STOPS, LIMIT)
     prompt = PROMPTS[3]
     with PassCounter(model, timed=True) as counter:

@@ -7,14 +7,16 @@ import pytest
 from tiny_models import REQUESTS, SHORT, invocation, reciter, talker_folder
 
 from eval import arms, timing
+from eval import replay as replaying
 from eval.replay import COUNTS, draft_of, replay
 from eval.replay import _updates as updates_of
 from headstart import StreamingSession
 from headstart.autoregressive import AutoregressiveDecoder
-from headstart.batch import Advance
+from headstart.batch import Advance, BatchDecoder
 from headstart.decoder import Answer
 from headstart.request import Request
 from headstart.residual import residual, residual_paper
+from recipes.errors import UserError
 
 RESIDUAL = [name for name in COUNTS if name not in ("updates", "total_passes")]
 
@@ -184,9 +186,100 @@ def test_a_character_that_is_cut_between_tokens(load):
 
 
 @pytest.mark.parametrize("mode", ["last", "full"])
-def test_the_batch_size_changes_nothing(load, replayed, mode):
+def test_the_batch_size_changes_nothing(load, replayed, recycled, mode):
     for size in (1, 12):
-        assert replay(load(f"eval.replay={mode}", f"eval.batch_size={size}"), REQUESTS[:12]) == replayed[mode][:12]
+        settings = (f"eval.replay={mode}", f"eval.batch_size={size}")
+        assert replay(load(*settings), REQUESTS[:12]) == replayed[mode][:12]
+        assert replay(load(*settings, "eval.recycle=true"), REQUESTS[:12]) == recycled[mode][:12]
+
+
+LOOKUPS = ("base_passes_lookup", "stream_passes_recycle", "recycle_differs")
+
+
+@pytest.fixture(scope="module")
+def recycled(load):
+    return {mode: replay(load(f"eval.replay={mode}", "eval.recycle=true"), REQUESTS) for mode in ("last", "full")}
+
+
+def test_recycle_adds_columns_and_changes_no_other(replayed, recycled):
+    for mode, lines in recycled.items():
+        assert [{**line, **dict.fromkeys(LOOKUPS)} for line in lines] == replayed[mode]
+        assert list(lines[0]) == list(replayed[mode][0])
+    assert recycled["last"] == [{**line, "updates": None, "total_passes": None} for line in recycled["full"]]
+
+
+def test_recycle_is_lossless_and_saves_passes(recycled):
+    """Under greedy in float32 no answer differs; rejected drafts help, and no request needs more passes."""
+    found = included(recycled["last"])
+    for line in found:
+        assert line["recycle_differs"] == []
+        assert 1 <= line["base_passes_lookup"] <= line["base_passes"]
+        assert 1 <= line["stream_passes_recycle"] <= line["stream_passes"]
+    for plain, looked in (("base_passes", "base_passes_lookup"), ("stream_passes", "stream_passes_recycle")):
+        assert sum(line[looked] for line in found) < sum(line[plain] for line in found)
+    excluded = [line for line in recycled["last"] if line["excluded"]]
+    assert excluded
+    assert all({line[name] for name in LOOKUPS} == {None} for line in excluded)
+
+
+def test_an_independent_count_of_recycled_passes(load, recycled):
+    """One request at a time, by wrapping forward: what recycle adds is what its columns say."""
+    for request, line in list(zip(REQUESTS, recycled["last"], strict=True))[:8]:
+        calls = []
+        for recycle in ("false", "true"):
+            arm = load("eval.batch_size=1", f"eval.recycle={recycle}")
+            made = counted(arm.model)
+            (again,) = replay(arm, [request])
+            calls.append(len(made))
+        if line["excluded"] is None:
+            assert again == line
+            assert calls[1] - calls[0] == line["base_passes_lookup"] + line["stream_passes_recycle"]
+
+
+def test_what_each_side_looks_things_up_in(load, replayed, monkeypatch):
+    """Base in its prompt, stream in its draft and then in the same prompt; the plain runs in nothing."""
+    seen, advance = [], BatchDecoder.advance
+
+    def watched(self, prompts, drafts=None, progress=lambda done: None, sources=None):
+        seen.append((list(prompts), drafts, sources))
+        return advance(self, prompts, drafts, progress, sources)
+
+    monkeypatch.setattr(BatchDecoder, "advance", watched)
+    arm = load("eval.recycle=true")
+    request = REQUESTS[0]
+    replay(arm, [request])
+    prompt, draft = arm.prompt(request, len(request.sentences)), draft_of(replayed["last"][0])
+    assert [sources for _, _, sources in seen] == [None, None, None, [[prompt]], [[draft.tokens, prompt]]]
+    assert [(prompts, drafts) for prompts, drafts, _ in seen[-2:]] == [([prompt], [Answer()]), ([prompt], [draft])]
+
+
+def test_a_recycled_count_that_the_answer_does_not_imply_is_an_error(load, monkeypatch):
+    monkeypatch.setattr(replaying, "lookup_passes", lambda *given: 1000)
+    with pytest.raises(RuntimeError, match=r"made/\d+: the hook counted \d+ passes for base with look-ups"):
+        replay(load("eval.recycle=true"), REQUESTS[:3])
+
+
+def test_an_answer_that_look_ups_change_is_named(load, recycled, monkeypatch):
+    """As near-ties do in bfloat16."""
+    advance = BatchDecoder.advance
+
+    def flipped(self, prompts, drafts=None, progress=lambda done: None, sources=None):
+        made = advance(self, prompts, drafts, progress, sources)
+        if sources is None or len(sources[0]) == 1:
+            return made
+        return [dataclasses.replace(m, answer=Answer((*m.answer.tokens[:-1], 5), "length")) for m in made]
+
+    monkeypatch.setattr(BatchDecoder, "advance", flipped)
+    monkeypatch.setattr(replaying, "_agree", lambda *given: None)
+    found = included(replay(load("eval.recycle=true"), REQUESTS[:8]))
+    assert found
+    assert all(line["recycle_differs"] == ["stream"] for line in found)
+
+
+@pytest.mark.parametrize("rule", ["threshold", "top_k"])
+def test_recycle_is_for_greedy_alone(load, rule):
+    with pytest.raises(UserError, match=f"recycle=true is lossless under acceptance=greedy only; with {rule}"):
+        load("eval.recycle=true", "eval.replay=full", f"eval.acceptance={rule}")
 
 
 RULES = {

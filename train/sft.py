@@ -6,19 +6,15 @@
 Writes <run>/adapter. A killed run resumes from its last checkpoint with the same command.
 """
 
-import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-from accelerate import PartialState
 from peft import get_peft_model
 from transformers import PrinterCallback, set_seed
 from trl import SFTConfig
 
+from headstart import launch
 from headstart import model as loading
 from headstart.prompt import Renderer, renderer
 from recipes import run_folder
@@ -43,7 +39,7 @@ def train(invocation: Invocation) -> None:
     record = run_folder.need(data, f"python data_builders/build.py recipe={invocation.name}")
     made_with = {"data": recipe.data.model_dump(), "system_message": recipe.prompt.system_message}
     run_folder.agree(data, record, {**made_with, "seed": recipe.run.seed})
-    state = processes(recipe)
+    state = launch.processes(recipe.model)
     accumulation = accumulate(recipe, state.num_processes)
     refuse_quantised(recipe.model)
     rendering = renderer(loading.load_tokenizer(recipe.model), loading.family(recipe.model))
@@ -60,25 +56,12 @@ def train(invocation: Invocation) -> None:
         folder = invocation.run_dir / "adapter"
         run_folder.say_plan(folder, settings, plan(recipe, rows, accumulation, state.num_processes))
         return
-    with shared_step(state, invocation, invocation.run_dir / "adapter", settings) as step:
+    with launch.shared_step(state, invocation, invocation.run_dir / "adapter", settings) as step:
         if step is not None:
             rows = training_rows(data, rendering, recipe.train.max_length)
             if state.is_main_process:
                 print(plan(recipe, rows, accumulation, state.num_processes))
             fit(recipe, rows, rendering, accumulation, step)
-
-
-def processes(recipe: Recipe) -> PartialState:
-    """The launch's processes. Raises UserError where fewer joined than were asked for."""
-    launcher = os.environ
-    if "ACCELERATE_MIXED_PRECISION" in launcher and "MASTER_ADDR" in launcher and "WORLD_SIZE" not in launcher:
-        # `accelerate launch --cpu --num_processes 2` starts one process, which would believe itself alone.
-        raise UserError("several processes were asked for, one was started; use --config_file configs/accelerate/...")
-    state = PartialState(cpu=loading.device(recipe.model).type == "cpu")
-    launched = int(launcher.get("WORLD_SIZE", "1"))
-    if state.num_processes != launched:
-        raise UserError(f"{launched} processes were launched but {state.num_processes} joined; see README, launching")
-    return state
 
 
 def accumulate(recipe: Recipe, world: int) -> int:
@@ -90,24 +73,6 @@ def accumulate(recipe: Recipe, world: int) -> int:
             f"{recipe.train.micro_batch} x {world}; change one of them"
         )
     return recipe.train.effective_batch // together
-
-
-@contextmanager
-def shared_step(
-    state: PartialState, invocation: Invocation, folder: Path, settings: dict[str, Any]
-) -> Iterator[run_folder.Step | None]:
-    """`run_folder.step` for several processes: the main one opens it, the others work in the same folder."""
-    if run_folder.is_complete(folder, settings) or not state.is_main_process:
-        state.wait_for_everyone()
-        done = run_folder.is_complete(folder, settings)
-        partial = folder.with_name(f".{folder.name}.partial")
-        if done and state.is_main_process:
-            print(f"{folder}: complete and made by these settings; nothing to do")
-        yield None if done else run_folder.Step(folder, partial, settings, invocation)
-        return
-    with run_folder.step(invocation, folder, settings) as step:
-        state.wait_for_everyone()
-        yield step
 
 
 def plan(recipe: Recipe, rows: Rows, accumulation: int, world: int) -> str:
