@@ -33,6 +33,9 @@ QUALITY_SERVED = Figure(
 )
 
 
+_BASE_COST = ("base_passes", "base_seconds")
+
+
 @dataclass(frozen=True)
 class Resampling:
     """How intervals are made."""
@@ -61,7 +64,13 @@ class Change:
 
 
 def compare(
-    before: Arm, after: Arm, quality_before: Arm | None, confidence: float, samples: int, seed: int
+    before: Arm,
+    after: Arm,
+    quality_before: Arm | None,
+    confidence: float,
+    samples: int,
+    seed: int,
+    force: bool = False,
 ) -> dict[str, Any]:
     """The paired changes of every figure, per benchmark, macro and pooled.
 
@@ -71,18 +80,18 @@ def compare(
     against the after model's base, and with `_against_before` against the before model's base on the same request.
     `headline` names the form with the lower after-value. `ends_by_itself` repeats it all on the requests whose
     answers end by themselves on both sides. Where `quality_before` and `after` share no request, `quality` has no
-    benchmarks and its figures are None.
+    benchmarks and its figures are None. `forced` says what the arms differ in that must be the same, where `force`
+    lets it pass.
 
     Raises:
         UserError: where the arms cannot be compared, or `before` and `after` share no request; the line names why.
     """
     reference = quality_before or before
-    for arm in (before, reference):
-        check_comparable(arm, after)
-    pairs = paired(before, after)
+    forced = [what for arm in (before, reference) for what in check_comparable(arm, after, force)]
+    pairs = paired(before, after, force)
     if not pairs:
         raise UserError(f"{before.folder} and {after.folder} share no included request; evaluate the same benchmarks")
-    quality_pairs = paired(reference, after)
+    quality_pairs = paired(reference, after, force)
     how = Resampling(confidence, samples, seed)
     return {
         "before": before.label,
@@ -90,6 +99,7 @@ def compare(
         "quality_before": reference.label,
         "confidence": confidence,
         "samples": samples,
+        "forced": list(dict.fromkeys(forced)),
         **_scopes(pairs, before, after, lambda p, name: _sections(p, before, after, name, how), how),
         "quality": _scopes(quality_pairs, reference, after, lambda p, name: _quality(p, name, how), how),
     }
@@ -102,7 +112,7 @@ def changes(before: Table, after: Table, selected: Sequence[Figure], samples: in
 
 def against_before(before: Table, after: Table) -> Table:
     """The after table with the before model's base cost: the second form of every after-figure."""
-    return with_speedups(after | {key: before[key] for key in ("base_passes", "base_seconds")})
+    return with_speedups(after | {key: before[key] for key in _BASE_COST})
 
 
 def _change(figure: Figure, before: Array, after: Array, samples: int, seed: Sequence[int]) -> Change:

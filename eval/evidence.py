@@ -1,12 +1,13 @@
 """Reads one arm's evaluation folder back: requests.jsonl, timings.jsonl, summary.json."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from eval.metrics import Line
+from recipes import run_folder
 from recipes.errors import UserError
 
 Kinds = Mapping[str, Any]  # key -> the types that its value may have
@@ -25,6 +26,7 @@ _REQUEST: Kinds = {
     "total_passes": int | None,
     "score_note": str | None,
 }
+_LATER: Kinds = dict.fromkeys(("base_passes_lookup", "stream_passes_recycle"), int | None)  # older runs lack them
 _IDENTITY = ("id", "benchmark", "sentences")
 _EXCLUDED: Kinds = {key: kind if key in _IDENTITY else kind | None for key, kind in _REQUEST.items()}
 _TIMING: Kinds = {
@@ -51,6 +53,35 @@ class Arm:
             groups.setdefault(record["benchmark"], []).append(record)
         return groups
 
+    def setting(self, name: str) -> Any:
+        """A setting by the last part of its name; None where the evidence has none."""
+        found = flat(self.summary["settings"])
+        return next((value for key, value in found.items() if key.split(".")[-1] == name), None)
+
+
+def flat(settings: Any, path: str = "") -> dict[str, Any]:
+    """Nested mappings as one, by dotted key; what is None is left out."""
+    if not isinstance(settings, Mapping):
+        return {} if settings is None else {path: settings}
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        found |= flat(value, f"{path}.{key}" if path else str(key))
+    return found
+
+
+def one_of_each(folders: Iterable[Path]) -> dict[Path, Path]:
+    """Each folder -> the first one of the same arm, made by the same weights, data and settings on the same device.
+
+    Raises UserError where a summary is missing or broken.
+    """
+    first: dict[str, Path] = {}
+    return {folder: first.setdefault(_made_of(folder), folder) for folder in folders}
+
+
+def _made_of(folder: Path) -> str:
+    summary = _read_summary(folder)
+    return run_folder.digest([summary[key] for key in ("arm", "hashes", "settings", "device")])
+
 
 def read_arms(*folders: Path) -> list[Arm]:
     """Reads several folders; arms of one name are told apart by their run's name.
@@ -59,15 +90,22 @@ def read_arms(*folders: Path) -> list[Arm]:
         UserError: where a file is missing or broken, a key is missing or of another type, or an id is there twice.
     """
     summaries = [_read_summary(folder) for folder in folders]
-    names = [str(summary["arm"]) for summary in summaries]
-    labels = [
-        name if names.count(name) == 1 else f"{name} ({folder.resolve().parent.parent.name}/{folder.name})"
-        for name, folder in zip(names, folders, strict=True)
-    ]
+    names = _labels([str(summary["arm"]) for summary in summaries], folders)
     return [
         Arm(label, folder, _read_requests(folder), _read_timings(folder), summary)
-        for label, folder, summary in zip(labels, folders, summaries, strict=True)
+        for label, folder, summary in zip(names, folders, summaries, strict=True)
     ]
+
+
+def _labels(names: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    """The names, and beside those that are there twice as much of the path as tells them apart."""
+    labels = list(names)
+    for depth in range(1, 1 + max(len(folder.resolve().parts) for folder in folders)):
+        if len(set(labels)) == len(labels):
+            break
+        places = ["/".join((*f.resolve().parent.parent.parts[-depth:], f.name)) for f in folders]
+        labels = [n if names.count(n) == 1 else f"{n} ({place})" for n, place in zip(names, places, strict=True)]
+    return labels
 
 
 def _read_summary(folder: Path) -> dict[str, Any]:
@@ -82,6 +120,7 @@ def _read_requests(folder: Path) -> tuple[Line, ...]:
         where = f"{path}, line {number}"
         whole = line.get("excluded") is None
         _checked(line, _REQUEST if whole else _EXCLUDED, where)
+        _checked({key: line.get(key) for key in _LATER}, _LATER, where)
         for side in ("draft", "base", "stream") if whole else ():
             _checked(line[side], _ANSWER, f"{where}, {side}")
     return lines

@@ -1,9 +1,9 @@
 """Which two arms may be compared, and on which requests."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-from eval.evidence import Arm
+from eval.evidence import Arm, flat
 from eval.metrics import Line, included
 from recipes.errors import UserError
 
@@ -12,48 +12,61 @@ Pairs = dict[str, list[Pair]]
 
 MUST_AGREE = ("data", "renderer", "sentence_rule")
 # How much is run, what is shown and how it is batched do not change a request's figures; the arm is what is compared.
-MAY_DIFFER = ("arm", "benchmarks", "limit", "timed", "replay", "batch_size", "allow_code_execution")
+MAY_DIFFER = {
+    "arm", "preset", "benchmarks", "paths", "limit", "timed", "replay", "recycle", "sweep", "batch_size",
+    "gold", "allow_code_execution", "chars_per_second",
+}  # fmt: skip
+# What another model brings with it: runs of other models stand side by side in a report and are not compared.
+OF_THE_MODEL = {"name", "revision", "family", "dtype", "device", "end_tokens", "system_message"}
 
 
-def check_comparable(before: Arm, after: Arm) -> None:
-    """Raises UserError unless data, renderer, sentence rule and the settings behind the counts are the same."""
+def check_comparable(before: Arm, after: Arm, force: bool = False) -> list[str]:
+    """What data, renderer, sentence rule and the settings behind the counts differ in: nothing, unless forced.
+
+    Raises UserError where they differ and `force` is false, or where both are the same folder.
+    """
     if before.folder.resolve() == after.folder.resolve():
         raise UserError(f"{before.folder}: before and after are the same folder; set report.before or report.after")
-    differing = [
-        f"{key} hash ({_short(a)} before, {_short(b)} after)"
-        for key in MUST_AGREE
-        if (a := before.summary["hashes"].get(key)) != (b := after.summary["hashes"].get(key)) or a is None
-    ]
-    left, right = _settings(before), _settings(after)
-    differing += [
-        f"{key} ({_short(left.get(key))} before, {_short(right.get(key))} after)"
-        for key in sorted(left.keys() | right.keys())
-        if left.get(key) != right.get(key) and not _one_without_message(key, left, right)
-    ]
+    differing = _hashes(before, after, MUST_AGREE) + _differences(before, after, set())
     if before.timings and after.timings and before.summary["device"] != after.summary["device"]:
         differing.append(f"device ({before.summary['device']} before, {after.summary['device']} after)")
-    if differing:
+    if differing and not force:
         raise UserError(
             f"{before.folder} and {after.folder} cannot be compared: they differ in {'; '.join(differing)}; "
-            "run eval/run.py again for one of them"
+            "run eval/run.py again for one of them, or set report.force=true"
         )
+    return [f"{before.label} and {after.label} differ in {what}" for what in differing]
 
 
-def paired(before: Arm, after: Arm) -> Pairs:
+def check_together(first: Arm, other: Arm, force: bool = False) -> list[str]:
+    """The same for the after arms of two runs that are shown in one report. Models, and what they bring, may differ."""
+    one_model = first.setting("family") == other.setting("family") and first.setting("name") == other.setting("name")
+    keys = MUST_AGREE if one_model else tuple(key for key in MUST_AGREE if key != "renderer")
+    differing = _hashes(first, other, keys) + _differences(first, other, set() if one_model else OF_THE_MODEL)
+    if differing and not force:
+        raise UserError(
+            f"{first.folder} and {other.folder} do not belong in one report: they differ in {'; '.join(differing)}; "
+            "leave one out of report.runs, or set report.force=true"
+        )
+    return [f"{first.label} and {other.label} differ in {what}" for what in differing]
+
+
+def paired(before: Arm, after: Arm, force: bool = False) -> Pairs:
     """By benchmark, the requests that are included in both arms, in the after arm's order.
 
-    Raises UserError where a request's sentences differ.
+    Raises UserError where a request's sentences differ. With `force` it is enough that its text is the same, and a
+    request whose text differs is in no pair.
     """
     earlier = {(r["benchmark"], r["id"]): r for r in included(before.records)}
     pairs: Pairs = {}
     for record in included(after.records):
         other = earlier.get((record["benchmark"], record["id"]))
-        if other is None:
+        if other is None or (force and "".join(other["sentences"]) != "".join(record["sentences"])):
             continue
-        if other["sentences"] != record["sentences"]:
+        if not force and other["sentences"] != record["sentences"]:
             raise UserError(
                 f"{after.folder}: the sentences of {record['id']} differ from those in {before.folder}; "
-                "run eval/run.py again for one of them"
+                "run eval/run.py again for one of them, or set report.force=true"
             )
         pairs.setdefault(record["benchmark"], []).append((other, record))
     return pairs
@@ -68,23 +81,32 @@ def unpaired(pairs: Pairs, before: Arm, after: Arm) -> dict[str, list[str]]:
     }
 
 
-def _settings(arm: Arm) -> dict[str, Any]:
-    settings = {k: v for k, v in _flat(arm.summary["settings"]).items() if k.split(".")[-1] not in MAY_DIFFER}
-    rule = next((v for k, v in settings.items() if k.split(".")[-1] == "acceptance"), None)
+def _hashes(before: Arm, after: Arm, keys: Iterable[str]) -> list[str]:
+    found = [(key, before.summary["hashes"].get(key), after.summary["hashes"].get(key)) for key in keys]
+    return [f"{key} hash ({_short(a)} before, {_short(b)} after)" for key, a, b in found if a != b or a is None]
+
+
+def _differences(before: Arm, after: Arm, ignored: Set[str]) -> list[str]:
+    left, right = _settings(before, ignored), _settings(after, ignored)
+    return [
+        f"{key} ({_short(left.get(key))} before, {_short(right.get(key))} after)"
+        for key in sorted(left.keys() | right.keys())
+        if left.get(key) != right.get(key) and not _one_without_message(key, left, right)
+    ]
+
+
+def _settings(arm: Arm, ignored: Set[str]) -> dict[str, Any]:
+    """The settings that decide a count or a score; `tau` and `top_k` only under the rule that reads them."""
+    passed_over = MAY_DIFFER | ignored
+    found = {k: v for k, v in flat(arm.summary["settings"]).items() if not passed_over.intersection(k.split("."))}
+    rule = arm.setting("acceptance")
     unused = {"tau": "threshold", "top_k": "top_k"}
-    return {k: v for k, v in settings.items() if unused.get(k.split(".")[-1], rule) == rule}
+    return {k: v for k, v in found.items() if unused.get(k.split(".")[-1], rule) == rule}
 
 
 def _one_without_message(key: str, left: Mapping[str, Any], right: Mapping[str, Any]) -> bool:
     """The `plain` arm has no system message for incomplete requests; two messages must be the same."""
     return key.split(".")[-1] == "system_message" and not (left.get(key) and right.get(key))
-
-
-def _flat(settings: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        found |= _flat(value, f"{path}{key}.") if isinstance(value, Mapping) else {f"{path}{key}": value}
-    return found
 
 
 def _short(value: Any) -> str:

@@ -21,17 +21,47 @@ def _median(x: Array) -> Array:
 
 
 def _ratio(numerator: Array, denominator: Array) -> Array:
+    return _quotient(numerator.sum(axis=-1), denominator.sum(axis=-1))
+
+
+def _ratio_of_medians(numerator: Array, denominator: Array) -> Array:
+    return _quotient(_median(numerator), _median(denominator))
+
+
+def _losers(x: Array) -> Array:
+    """The median of the values below 1; NaN where there is none."""
+    lost = x < 1
+    count = np.asarray(lost.sum(axis=-1))
+    ordered = np.sort(np.where(lost, x, np.inf), axis=-1)
+    middle = [
+        np.take_along_axis(ordered, np.expand_dims(np.maximum(place, 0), -1), axis=-1)[..., 0]
+        for place in ((count - 1) // 2, count // 2)
+    ]
+    return np.where(count > 0, (middle[0] + middle[1]) / 2, np.nan)
+
+
+def _quotient(numerator: Array, denominator: Array) -> Array:
+    """NaN where the denominator is zero."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        sums = numerator.sum(axis=-1) / denominator.sum(axis=-1)
-    return np.where(np.isfinite(sums), sums, np.nan)
+        quotient = numerator / denominator
+    return np.where(np.isfinite(quotient), quotient, np.nan)
 
 
-STATISTICS: dict[str, Callable[..., Array]] = {"mean": _mean, "median": _median, "ratio": _ratio}
+STATISTICS: dict[str, Callable[..., Array]] = {
+    "mean": _mean,
+    "median": _median,
+    "ratio": _ratio,
+    "ratio_of_medians": _ratio_of_medians,
+    "losers": _losers,
+}
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic over n requests. `draws` (samples,) are its resampled values; None below two requests."""
+    """A statistic over n requests. `draws` (samples,) are its resampled values; None below two requests.
+
+    A draw is NaN where the statistic is undefined for its resample (a denominator of zero, no value below 1).
+    """
 
     value: float | None
     draws: Array | None
@@ -44,24 +74,26 @@ def seed_for(seed: int, name: str) -> tuple[int, int]:
 
 
 def estimate(statistic: str, columns: Array, samples: int, seed: Sequence[int]) -> Estimate:
-    """Bootstraps a statistic over requests.
+    """Bootstraps a statistic over requests: the whole statistic is computed anew on each resample.
 
     Equal n and equal seed give equal resamples: estimates of two arms on the same requests are paired, and the
-    difference of their draws is the paired bootstrap of their difference.
+    difference of their draws is the paired bootstrap of their difference. For "losers" all requests are resampled, and
+    the estimate's n counts those below 1.
 
     Args:
-        statistic: "mean", "median" or "ratio" (of sums).
+        statistic: "mean", "median", "ratio" (of sums), "ratio_of_medians" or "losers" (median of the values below 1).
         columns: (1, n), or (2, n) for a ratio; no NaN.
     """
     compute = STATISTICS[statistic]
-    n = columns.shape[1]
+    size = columns.shape[1]
+    n = int(np.sum(columns[0] < 1)) if statistic == "losers" else size
     if n == 0:
         return Estimate(None, None, 0)
     value = _plain(compute(*columns))
     if n < 2 or value is None:
         return Estimate(value, None, n)
     rng = np.random.default_rng(seed)
-    blocks = (rng.integers(0, n, size=(rows, n)) for rows in _blocks(samples, n))
+    blocks = (rng.integers(0, size, size=(rows, size)) for rows in _blocks(samples, size))
     return Estimate(value, np.concatenate([compute(*columns[:, rows]) for rows in blocks]), n)
 
 
@@ -103,7 +135,7 @@ def average(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def interval(value: float | None, draws: Array | None, confidence: float) -> dict[str, float | None]:
-    """`{"value", "low", "high"}`, the percentile interval of the draws; low and high are None without draws."""
+    """`{"value", "low", "high"}`, the percentile interval of the draws that are defined; low and high None without."""
     low = high = None
     if draws is not None and np.isfinite(draws).any():
         tail = 100 * (1 - confidence) / 2

@@ -136,11 +136,42 @@ def write_arm(folder: Path, arm: str, found: list[dict[str, Any]], **changed: An
     return folder
 
 
-def write_run(folder: Path, benchmarks: tuple[str, ...] = ("humaneval",), n: int = 40) -> tuple[Path, Path, Path]:
-    """The message, merged and plain arms of one run."""
+def write_run(
+    folder: Path, benchmarks: tuple[str, ...] = ("humaneval",), n: int = 40, **changed: dict[str, Any]
+) -> tuple[Path, Path, Path]:
+    """The message, merged and plain arms of one run; `changed` replaces keys of an arm's summary, by its name."""
     skills = (("message", 1, 0.3), ("merged", 2, 0.8), ("plain", 3, 0.25))
     made = [
-        write_arm(folder / "eval" / arm, arm, [r for b in benchmarks for r in records(seed, skill, n, b)])
+        write_arm(
+            folder / "eval" / arm,
+            arm,
+            [r for b in benchmarks for r in records(seed, skill, n, b)],
+            **changed.get(arm, {}),
+        )
         for arm, seed, skill in skills
     ]
     return made[0], made[1], made[2]
+
+
+def looked_up(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The same requests, evaluated with eval.recycle=true."""
+    return [
+        r
+        if r["excluded"]
+        else r | {"base_passes_lookup": 1 + r["base_passes"] // 2, "stream_passes_recycle": 1 + r["stream_passes"] // 3}
+        for r in found
+    ]
+
+
+def swept(benchmarks: tuple[str, ...], taus: tuple[float, ...] = (0.3, 0.6, 0.9)) -> list[dict[str, Any]]:
+    """A summary's frontier: the higher tau, the slower and the better."""
+
+    def figures(tau: float) -> dict[str, Any]:
+        shown = {"value": 1 - tau / 2, "low": 0.9 - tau / 2, "high": 1.0}
+        names = ("speedup_passes_mean", "speedup_passes_median", "kept_share", "one_pass_share")
+        return {"n": 39, "quality_stream": shown | {"value": tau}} | dict.fromkeys(names, shown)
+
+    return [
+        {"tau": tau, **figures(tau), "macro": figures(tau), "benchmarks": {b: figures(tau) for b in benchmarks}}
+        for tau in taus
+    ]

@@ -12,7 +12,8 @@ import pytest
 from synthetic_arms import HASHES, SETTINGS, record, records, timings, write_arm, write_run
 
 from eval.compare import compare
-from eval.evidence import Arm, read_arms
+from eval.evidence import Arm, one_of_each, read_arms
+from eval.pairing import check_together
 from eval.resampling import mcnemar_p, permutation_p, swapped
 from eval.verdict import verdicts
 from recipes.errors import UserError
@@ -23,8 +24,10 @@ def arm(name: str, found: list[dict[str, Any]], clock: list[dict[str, Any]] | No
     return Arm(name, Path(name), tuple(found), tuple(clock if clock is not None else timings(found)), summary)
 
 
-def change(before: Arm, after: Arm, quality: Arm | None = None, samples: int = 400) -> dict[str, Any]:
-    return compare(before, after, quality, 0.95, samples, 0)
+def change(
+    before: Arm, after: Arm, quality: Arm | None = None, samples: int = 400, force: bool = False
+) -> dict[str, Any]:
+    return compare(before, after, quality, 0.95, samples, 0, force)
 
 
 def plain(name: str, **changed: Any) -> dict[str, Any]:
@@ -212,13 +215,53 @@ def test_what_differs_is_refused_by_name(changed: dict[str, Any], named: str) ->
 
 @pytest.mark.parametrize(
     "settings",
-    [{"limit": 7}, {"replay": "full"}, {"timed": 3}, {"tau": 0.9}, {"top_k": 4}, {"system_message": None}],
+    [
+        *({"limit": 7}, {"limit": {"humaneval": 7}}, {"replay": "full"}, {"timed": 3}, {"tau": 0.9}, {"top_k": 4}),
+        *({"system_message": None}, {"recycle": True}, {"sweep": [0.5]}, {"preset": "paper"}, {"paths": {"b": "x"}}),
+    ],
 )
 def test_what_does_not_change_a_figure_may_differ(settings: dict[str, Any]) -> None:
     found = records(1, 0.3, 10)
     with_message = SETTINGS | {"system_message": "The request may be incomplete."}
     before = arm("plain", found, settings=with_message | settings)
     assert change(before, arm("merged", found, settings=with_message))["benchmarks"]["humaneval"]["n"] == 9
+
+
+def test_what_differs_is_compared_by_force_and_said() -> None:
+    before, after = records(1, 0.3, 12), records(2, 0.3, 12)
+    cut = after[2]["sentences"]
+    after[2]["sentences"] = [cut[0] + cut[1], *cut[2:]]  # the same text, cut otherwise
+    after[4]["sentences"] = ["Another request. ", "Of other text."]
+    other = arm("message", before, hashes=HASHES | {"sentence_rule": "s2"}, settings=SETTINGS | {"dtype": "bfloat16"})
+    with pytest.raises(UserError, match=r"report\.force=true"):
+        change(other, arm("merged", after))
+    got = change(other, arm("merged", after), force=True)
+    assert got["forced"] == [
+        "message and merged differ in sentence_rule hash (s2 before, s1 after)",
+        "message and merged differ in dtype (bfloat16 before, float32 after)",
+    ]
+    assert got["unpaired"]["after"] == ["humaneval/4"]
+    assert got["benchmarks"]["humaneval"]["n"] == 10
+    assert change(arm("message", before), arm("merged", before), force=True)["forced"] == []
+
+
+def test_runs_of_other_models_may_share_a_report_but_not_what_they_were_measured_by() -> None:
+    found = records(1, 0.3, 10)
+    one = arm("merged", found, settings=SETTINGS | {"model": {"family": "smollm2", "name": "a", "dtype": "float32"}})
+    bigger = SETTINGS | {"model": {"family": "qwen3", "name": "b", "dtype": "bfloat16"}}
+    other = {"settings": bigger, "hashes": HASHES | {"renderer": "r2"}}
+    assert check_together(one, arm("merged", found, **other)) == []
+    for changed in (
+        {"hashes": HASHES | {"renderer": "r2", "data": "d2"}},
+        {"settings": bigger | {"max_new_tokens": 7}},
+    ):
+        apart = arm("merged", found, **(other | changed))
+        with pytest.raises(UserError, match="do not belong in one report"):
+            check_together(one, apart)
+        assert len(check_together(one, apart, force=True)) == 1
+    again = {"settings": one.summary["settings"], "hashes": HASHES | {"renderer": "r2"}}
+    with pytest.raises(UserError, match="renderer hash"):
+        check_together(one, arm("merged", found, **again))
 
 
 def test_tau_must_agree_where_it_is_used() -> None:
@@ -294,6 +337,53 @@ def test_what_is_no_evidence_is_one_line(tmp_path: Path, name: str, content: byt
     assert "\n" not in str(refused.value)
 
 
+def scored(name: str, scores: list[float], passes: int, base: int = 100) -> Arm:
+    lines = [
+        plain(f"b/{i}", base_score=s, stream_score=s, base_passes=base, stream_passes=passes + i % 5)
+        for i, s in enumerate(scores)
+    ]
+    return arm(name, lines, [])
+
+
+def test_the_plain_verdict() -> None:
+    """In one sentence: speed, and how much of quality may be lost unseen."""
+    half = [0.0, 1.0] * 20
+
+    def said(before: Arm, after: Arm) -> str:
+        return verdicts(change(before, after), "b")[0].sentence
+
+    slow, fast = scored("message", half, 80), scored("merged", half, 10)
+    # Nothing differs among 40: up to 1 - 0.05^(1/40) of requests could, unseen.
+    assert said(slow, fast).startswith(
+        "Faster in passes (seconds not judged), quality unchanged within ±7.2 points (stricter median in passes 1.22×"
+    )
+    assert said(fast, slow).startswith("Slower, quality unchanged within")
+    assert said(slow, scored("merged", half, 80)).startswith("Speed unchanged within ±0.00×")
+    assert "quality fell by 50.0 points" in said(slow, scored("merged", [0.0] * 40, 10))
+    nothing = scored("message", [0.0] * 40, 80)
+    assert "no answer is right on either side, n = 40" in said(nothing, scored("merged", [0.0] * 40, 10))
+    few = said(scored("message", [1.0], 80), scored("merged", [1.0], 10))
+    assert few.startswith("Too few requests to say whether it is faster")
+
+
+def test_a_verdict_of_passes_that_seconds_contradict() -> None:
+    arms = [scored(name, [0.0, 1.0] * 10, passes) for name, passes in (("message", 80), ("merged", 10))]
+    clocks = [
+        [{"id": r["id"], "base_seconds": 2.0, "stream_seconds": 1.0, "stream_seconds_cold": cold} for r in a.records]
+        for a, cold in zip(arms, (1.0, 3.0), strict=True)
+    ]
+    timed = [arm(a.label, list(a.records), clock) for a, clock in zip(arms, clocks, strict=True)]
+    assert verdicts(change(*timed), "b")[0].sentence.startswith("Faster in passes (but slower in seconds), ")
+
+
+def test_equal_befores_are_one(tmp_path: Path) -> None:
+    first, second = (write_run(tmp_path / run)[0] for run in "ab")
+    other = write_arm(tmp_path / "c" / "eval" / "message", "message", records(1, 0.3), device="another")
+    assert one_of_each([first, second, other]) == {first: first, second: first, other: other}
+
+
 def test_arms_of_one_name_are_told_apart(tmp_path: Path) -> None:
     folders = [write_arm(tmp_path / run / "eval" / "merged", "merged", records(i, 0.5)) for i, run in enumerate("ab")]
     assert [a.label for a in read_arms(*folders)] == ["merged (a/merged)", "merged (b/merged)"]
+    deeper = [write_arm(tmp_path / p / "run" / "eval" / "merged", "merged", records(1, 0.5)) for p in "xy"]
+    assert [a.label for a in read_arms(*deeper)] == ["merged (x/run/merged)", "merged (y/run/merged)"]
