@@ -56,6 +56,7 @@ def verdicts(change: Mapping[str, Any], scope: str | None) -> list[Verdict]:
     graded = change["quality"]["macro"] if scope is None else change["quality"]["benchmarks"].get(scope)
     confidence = change["confidence"]
     result = [
+        plain(change, scope),
         _verdict("kept share", "Kept share (mean of shares)", found["figures"]["kept_share"], "share", confidence),
         _verdict(
             "kept share, answers that end by themselves",
@@ -76,6 +77,64 @@ def verdicts(change: Mapping[str, Any], scope: str | None) -> list[Verdict]:
     else:
         result.append(Verdict("quality", "too few requests", _no_quality(change)))
     return result + _cautions(found, confidence)
+
+
+def plain(change: Mapping[str, Any], scope: str | None) -> Verdict:
+    """What it comes to, in one sentence: "Faster, quality unchanged within ±2.1 points (...)".
+
+    Speed is the median speedup in passes in its stricter form, quality that of the streamed answers. "Unchanged
+    within" is as much as the interval of the change leaves open; where nothing differs between the arms the interval
+    is a point, and the bound is the largest share of requests that could differ and still show none of it among n
+    (confidence c: 1 - (1 - c)^(1/n), the rule of three).
+    """
+    found = change["macro"] if scope is None else change["benchmarks"][scope]
+    graded = change["quality"]["macro"] if scope is None else change["quality"]["benchmarks"].get(scope)
+    entry = found["figures"][found["headline"]["speedup_passes_median"]]
+    fast, faster = _speed_in_words(entry, change["confidence"])
+    in_seconds = found["figures"][found["headline"]["speedup_seconds_median"]]
+    clock = _seconds_in_words(fast, outcome(in_seconds, change["confidence"]))
+    quality = _quality_in_words(graded["figures"]["quality_stream"] if graded else None, change["confidence"])
+    values = " to ".join(number(entry[side]["value"], "times") for side in ("before", "after"))
+    shown = f"stricter median in passes {values}, n = {entry['n']}"
+    return Verdict("plain", fast, f"{faster}{clock}, {quality} ({shown}).")
+
+
+def _speed_in_words(entry: Mapping[str, Any], confidence: float) -> tuple[Outcome, str]:
+    found = outcome(entry, confidence)
+    words = {
+        "rose": "Faster",
+        "fell": "Slower",
+        "not clear": "Speed not clear",
+        "too few requests": "Too few requests to say whether it is faster",
+    }
+    return found, words.get(found) or f"Speed unchanged within ±{number(_widest(entry), 'times')}"
+
+
+def _seconds_in_words(passes: Outcome, seconds: Outcome) -> str:
+    """Nothing where seconds say what passes say; they are the only ones that a user feels."""
+    if passes == "rose" and seconds != "rose":
+        words = {"fell": "but slower in seconds", "too few requests": "seconds not judged"}
+        return f" in passes ({words.get(seconds, 'in seconds not shown')})"
+    return " in passes, but slower in seconds" if seconds == "fell" and passes != "fell" else ""
+
+
+def _quality_in_words(entry: Mapping[str, Any] | None, confidence: float) -> str:
+    if entry is None or not entry["n"]:
+        return "quality not judged: no request was scored in both arms"
+    found, before, after = outcome(entry, confidence), entry["before"]["value"], entry["after"]["value"]
+    if before == after == 0:
+        return f"quality cannot be judged: no answer is right on either side, n = {entry['n']}"
+    points = f"{100 * abs(after - before):.1f} points"
+    if found in ("rose", "fell"):
+        return f"quality {found} by {points}"
+    if found == "no change shown":
+        bound = max(_widest(entry), 1 - (1 - confidence) ** (1 / entry["n"]))
+        return f"quality unchanged within ±{100 * bound:.1f} points"
+    return "quality not clear" if found == "not clear" else "too few requests to say about quality"
+
+
+def _widest(entry: Mapping[str, Any]) -> float:
+    return max(abs(entry["change"]["low"]), abs(entry["change"]["high"]))
 
 
 def _verdict(topic: str, subject: str, entry: Mapping[str, Any], unit: Unit, confidence: float) -> Verdict:

@@ -8,30 +8,109 @@ import shutil
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import yaml
-from synthetic_arms import HOSTILE, records, write_arm, write_run
+from synthetic_arms import HASHES, HOSTILE, SETTINGS, looked_up, records, swept, timings, write_arm, write_run
 
 from eval import report as report_script
 from eval.evidence import read_arms
+from eval.report_figures import edges
 from eval.report_pages import build_report
+from eval.report_paper import paper
 from eval.report_replay import embedded, replays
-from eval.report_tables import TABLE3_COLUMNS, paper
+from eval.report_runs import Place
+from eval.typing_time import time_to_draft
+from eval.upload import upload
+from recipes import run_folder
 from recipes.errors import UserError
 from recipes.loader import parse
 from recipes.schema import Report
 
-SETTINGS = Report(bootstrap=200, replays=12)
+SETTINGS_OF_REPORT = Report(bootstrap=200, replays=12)
+QUICK = Report(bootstrap=30, replays=2)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BOTH = ("humaneval", "mbpp")
+TABLES = {
+    *(
+        "table1",
+        "table2",
+        "table3",
+        "change",
+        "arms",
+        "kept",
+        "by_kept",
+        "risk",
+        "ceiling",
+        "pooled",
+        "cost",
+        "answers",
+    ),
+    *("unseen", "noise", "frontier", "recycle", "typing", "excluded", "provenance"),
+}
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """report.html of a made-up run with two benchmarks."""
     folder = tmp_path_factory.mktemp("run")
-    before, after, plain = write_run(folder, ("humaneval", "mbpp"))
-    return build_report(before, after, plain, folder / "report", SETTINGS, 0, "smollm2")
+    place = Place("smollm2", *write_run(folder, BOTH))
+    return build_report([place], folder / "report", SETTINGS_OF_REPORT, 0)
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """report.html of three made-up runs: two of one model, whose before-arms are equal, and one of another."""
+    folder = tmp_path_factory.mktemp("runs")
+    places = []
+    for name, family in (("one", "smollm2"), ("two", "smollm2"), ("other", "qwen3")):
+        model = {"settings": SETTINGS | {"model": {"family": family, "name": family, "dtype": "bfloat16"}}}
+        hashes = HASHES | {"renderer": family, "weights": family}
+        arms = {arm: model | {"hashes": hashes} for arm in ("message", "plain")}
+        arms["merged"] = model | {"hashes": hashes | {"weights": name}}
+        places.append(Place(name, *write_run(folder / name, n=12, **arms)))
+    return build_report(places, folder / "report", QUICK, 0)
+
+
+@pytest.fixture(scope="module")
+def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """report.html of a run with everything that is optional: recycled drafts, a swept tau, the time to draft."""
+    folder = tmp_path_factory.mktemp("rich")
+    arms = []
+    for seed, arm in enumerate(("message", "merged")):
+        found = [r for name in BOTH for r in looked_up(records(seed, 0.5, 12, name))]
+        clock = [
+            t | {"update_seconds": [0.9, 0.3, 0.3]}
+            for t in timings([r for r in found if r["updates"] is not None], every=1)
+        ]
+        by_benchmark = {name: [r for r in found if r["benchmark"] == name] for name in BOTH}
+        noise = {"dtype": "bfloat16", "streamed_answer_differs_from_base": 0.25, "n": 20}
+        more: dict[str, Any] = {
+            "frontier": swept(BOTH),
+            "typing": time_to_draft(by_benchmark, clock, 40 * 5 / 60, 0.95, 50, 0),
+            "noise_floor": noise | {"alone_differs_from_batched": None, "n_alone": 0},
+        }
+        arms.append(write_arm(folder / arm, arm, found, **more))
+        (arms[-1] / "timings.jsonl").write_text("".join(json.dumps(t) + "\n" for t in clock))
+    return build_report([Place("rich", *arms, None)], folder / "report", QUICK, 0)
+
+
+def rows(report: Path, table: str) -> list[dict[str, str]]:
+    with (report.parent / f"{table}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def json_of(report: Path) -> Any:
+    return json.loads((report.parent / "report.json").read_text())
+
+
+def section(report: Path, name: str) -> str:
+    """A section's text, as a reader sees it."""
+    page = report.read_text()
+    body = page.split(f'<section id="{name}"')[1].split("</section>")[0]
+    return " ".join(" ".join(Tags(body).text).split())
 
 
 class Tags(HTMLParser):
@@ -53,59 +132,137 @@ class Tags(HTMLParser):
 
 def test_every_file_is_there(report: Path) -> None:
     folder = report.parent
-    for name in ("report.html", "report.md", "report.json", "table3.csv", "figures/speedup.png", "figures/kept.svg"):
+    assert {path.stem for path in folder.glob("*.csv")} == TABLES
+    for name in ("report.html", "report.md", "report.json", "figures/speedup.png", "figures/kept.svg"):
         assert (folder / name).stat().st_size > 0
-    whole = json.loads((folder / "report.json").read_text())
+    whole = json_of(report)
     assert set(whole["arms"]) == {"message", "merged", "plain"}
     assert whole["arms"]["merged"]["hashes"]["renderer"] == "r1"
     assert whole["arms"]["merged"]["benchmarks"]["humaneval"]["n"] == 39
     assert whole["change"]["benchmarks"]["mbpp"]["figures"]["kept_share"]["p"] is not None
-    assert {v["topic"] for v in whole["verdicts"]["humaneval"]} >= {"kept share", "quality"}
+    assert {v["topic"] for v in whole["verdicts"]["humaneval"]} >= {"plain", "kept share", "quality"}
+    assert (whole["forced"], whole["shared"]) == ([], [])
+
+
+def test_no_cell_is_empty_and_what_is_missing_has_its_reason(report: Path, several: Path, rich: Path) -> None:
+    for page in (report, several, rich):
+        for path in page.parent.glob("*.csv"):
+            for row in rows(page, path.stem):
+                for key, value in row.items():
+                    assert value not in ("nan", "None", "inf"), (path, key)
+                    assert value or key == "reason", (path, row)
+                    stem = re.sub("_(low|high)$", "", key)
+                    if value == "n/a":
+                        assert (
+                            f"{key}: " in row["reason"]
+                            or f"{stem}: " in row["reason"]
+                            or "intervals: " in row["reason"]
+                        )
+        assert not re.search(r"\b(nan|inf)\b|None(?!, some)", " ".join(Tags(page.read_text()).text))
+
+
+def test_tables_1_and_2_have_the_papers_rows_beside_ours(report: Path) -> None:
+    for table, theirs in (
+        ("table1", {"ReFusion-8B"}),
+        ("table2", {"Gemma-3-12B-IT", "Llama-3.1-8B-Instruct", "Qwen3-8B"}),
+    ):
+        found = rows(report, table)
+        ours = [r for r in found if r["source"] == "measured"]
+        assert {r["model"] for r in found if r["source"] == "paper"} == theirs
+        names = ("HumanEval (pass@1)", "MBPP (pass@1)", "average")
+        assert [(r["model"], r["benchmark"]) for r in ours] == [
+            (m, b) for m in ("message", "merged", "plain") for b in names
+        ]
+        merged = json_of(report)["arms"]["merged"]["benchmarks"]["humaneval"]
+        row = next(r for r in ours if r["model"] == "merged")
+        assert float(row["quality_stream"]) == pytest.approx(100 * merged["quality_stream"]["value"], abs=0.01)
+        assert float(row["speedup_passes_paper_median"]) == pytest.approx(
+            merged["speedup_passes_paper_median"]["value"], abs=1e-4
+        )
+        assert float(row["speedup_seconds_mean_low"]) == pytest.approx(merged["speedup_seconds_mean"]["low"], abs=1e-4)
+        assert (row["n"], row["hardware"]) == ("39", "cpu")
+    assert {r["hardware"] for r in rows(report, "table1") if r["source"] == "paper"} == {"NVIDIA RTX A6000"}
+    assert {r["hardware"] for r in rows(report, "table2") if r["source"] == "paper"} == {"NVIDIA A100 80 GB"}
+    gemma = next(r for r in rows(report, "table2") if r["model"].startswith("Gemma") and r["benchmark"] == "average")
+    assert (gemma["speedup_passes_paper_median"], gemma["speedup_passes_median"]) == ("14.42", "n/a")
+    median = next(r for r in rows(report, "table1") if r["model"] == "ReFusion-8B")
+    assert (median["base_passes_median"], median["stream_passes_paper_median"]) == ("16.0", "3.0")
+    said = section(report, "paper")
+    assert (
+        said.count("The paper does not agree with itself")
+        == sum(len(d["about"]) for d in paper()["disagreements"] if d["about"] != ["risk"]) - 1
+    )
+    assert "ratios of seconds do not carry over" in said
 
 
 def test_table3_has_the_papers_rows_beside_ours(report: Path) -> None:
-    with (report.parent / "table3.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == TABLE3_COLUMNS
-    assert {"model", "benchmark", "quality_before", "quality_after", "n", "source"} <= set(TABLE3_COLUMNS)
-    ours = [r for r in rows if r["source"] == "measured"]
-    theirs = [r for r in rows if r["source"] == "paper"]
+    found = rows(report, "table3")
+    ours = [r for r in found if r["source"] == "measured"]
+    theirs = [r for r in found if r["source"] == "paper"]
     assert {(r["benchmark"], r["count"], r["base_of"]) for r in ours} == {
         (b, c, o)
-        for b in ("humaneval", "mbpp", "average")
+        for b in ("HumanEval (pass@1)", "MBPP (pass@1)", "average")
         for c in ("max(1, N-k)", "1+N-k")
         for o in ("after", "before")
     }
     assert len(theirs) == 8
     assert theirs[1]["model"] == "Qwen3-8B"
-    assert (theirs[1]["quality_after"], theirs[1]["median_speedup_after"], theirs[1]["n"]) == ("59.8", "3.44", "")
+    assert (theirs[1]["quality_after"], theirs[1]["median_speedup_after"], theirs[1]["n"]) == ("59.8", "3.44", "n/a")
     assert {(r["quality_arm_before"], r["speed_arm_before"]) for r in ours} == {("plain", "message")}
-    assert "| plain, message |" in (report.parent / "report.md").read_text()
-    assert "<td>plain, message</td>" in report.read_text()
-    whole = json.loads((report.parent / "report.json").read_text())
-    expected = whole["change"]["quality"]["benchmarks"]["humaneval"]["figures"]["quality_stream"]
+    expected = json_of(report)["change"]["quality"]["benchmarks"]["humaneval"]["figures"]["quality_stream"]
     assert float(ours[0]["quality_before"]) == pytest.approx(100 * expected["before"]["value"], abs=0.01)
 
 
 def test_the_papers_numbers_are_those_of_the_record() -> None:
+    """Every number of eval/paper.yaml that the record has under a name; what is computed there is checked here."""
     shared = os.environ.get("HEADSTART_SHARED")
     if not shared or not (Path(shared) / "paper_numbers.yaml").exists():
         pytest.skip("HEADSTART_SHARED is not set: the record of the paper's numbers is not at hand")
     record = yaml.safe_load((Path(shared) / "paper_numbers.yaml").read_text())
-    printed = [
-        (r["quality_before"], r["quality_after"], r["median_speedup_before"], r["median_speedup_after"])
-        for r in paper()["table3"]
-    ]
-    assert printed == [
-        (*(r["quality"][k] for k in ("before", "after")), *(r["speedup_passes_median"][k] for k in ("before", "after")))
+
+    def mean_median(found: dict[str, float]) -> list[float]:
+        return [found["mean"], found["median"]]
+
+    def row(found: dict[str, Any]) -> dict[str, Any]:
+        passes = found.get("passes_after_final_token")
+        return {
+            "quality": [found["quality"]["base"], found["quality"]["stream"]],
+            **({"passes": [passes["base"], passes["stream"]]} if passes else {}),
+            "by_passes": mean_median(found["speedup_passes"]),
+            "by_seconds": mean_median(found["speedup_seconds"]),
+        }
+
+    derived = record["table1"]["derived"]["macro"]
+    first = {name: row(found) for name, found in record["table1"]["refusion"].items()}
+    assert paper()["table1"]["refusion"] == first | {"computed": row(derived) | {"passes": [None, None]}}
+    models = ("gemma3", "llama3", "qwen3")
+    assert paper()["table2"] == {m: {name: row(r) for name, r in record["table2"][m].items()} for m in models}
+    assert [(r["model"], r["scope"], r.get("variant"), r["quality"], r["median"]) for r in paper()["table3"]] == [
+        (r["model"], r["scope"], r["variant"], [*r["quality"].values()], [*r["speedup_passes_median"].values()])
         for r in record["table3"]
     ]
-    for row in paper()["table2"]:
-        model = {"Gemma": "gemma3", "Llama": "llama3", "Qwen3": "qwen3"}[row["model"].split("-")[0]]
-        known = record["table2"][model][row["benchmark"].lower()]
-        assert (row["quality_base"], row["quality_stream"]) == (known["quality"]["base"], known["quality"]["stream"])
-        assert row["mean_speedup"] == known["speedup_passes"]["mean"]
-        assert row["median_speedup"] == known["speedup_passes"]["median"]
+    for name, found in paper()["models"].items():
+        assert found == {key: record["models"][name][key] for key in ("name", "hardware")}
+    six = record["section6"]["refusion"]
+    kept = next(row for row in paper()["kept"] if row["scope"] == "pooled")
+    assert {key: kept[key] for key in ("none", "some", "all")} == six["kept_at_final_update_percent"]
+    assert kept["n"] == six["pooled"]["n"]
+    risk = paper()["risk"][0]
+    assert [risk[key] for key in ("below_1x", "below_09x", "below_08x")] == list(six["below"].values())
+    assert risk["losers_median"] == six["median_of_losers"]
+    for row_ in paper()["ceiling"]:
+        assert row_["ceiling"] == six["ceiling_of_median_request"][row_["scope"]]
+        assert row_["reached"] == six["ceiling_reached_percent"][row_["scope"]]
+        assert [row_["base_passes"], row_["median"]] == [
+            first[row_["scope"]]["passes"][0],
+            first[row_["scope"]]["by_passes"][1],
+        ]
+    pooled = {r["model"]: r for r in paper()["pooled"]}
+    assert pooled["refusion"]["removed"] == six["pooled"]["passes_removed_percent"]
+    assert mean_median(pooled["refusion"]) == mean_median(six["pooled"]["speedup_passes"])
+    for key in ("mean", "median"):
+        assert {m: pooled[m][key] for m in models} == record["section6"]["autoregressive"][f"pooled_{key}"]
+    assert len(paper()["disagreements"]) == len(record["disagreements_in_the_paper"])
 
 
 def test_the_page_needs_nothing_from_outside(report: Path) -> None:
@@ -127,7 +284,7 @@ def test_hostile_text_stays_text(report: Path) -> None:
     assert [s.get("id") for s in scripts] == ["replay-data", None]
     block = page.split('id="replay-data">')[1].split("</script>")[0]
     assert not set(block) & set("<>&\u2028\u2029")
-    shown = json.loads(block)["benchmarks"][0]["requests"][1]
+    shown = json.loads(block)["runs"][0]["benchmarks"][0]["requests"][1]
     assert shown["sentences"][1] == HOSTILE.replace("\ud800", "\ufffd") + ". "
 
 
@@ -135,7 +292,7 @@ def test_hostile_names_and_reasons_stay_text(tmp_path: Path) -> None:
     found = records(1, 0.5, 10)
     found[3]["excluded"] = f"{HOSTILE}|`x`"
     before, after = (write_arm(tmp_path / a, a, found) for a in ("message", "merged"))
-    page = build_report(before, after, None, tmp_path / "report", SETTINGS, 0, "<b>run</b>")
+    page = build_report([Place("<b>run</b>", before, after, None)], tmp_path / "report", QUICK, 0)
     tags = [tag for tag, _ in Tags(page.read_text()).tags]
     assert tags.count("script") == 2
     assert "img" not in tags
@@ -143,6 +300,7 @@ def test_hostile_names_and_reasons_stay_text(tmp_path: Path) -> None:
     assert "<img" not in markdown
     assert "<b>" not in markdown
     assert "\\|" in markdown
+    assert rows(page, "excluded")[0]["why"] == f"{HOSTILE}|`x`".replace("\ud800", "?")
 
 
 def test_names_are_no_markup_and_no_formula(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,22 +308,23 @@ def test_names_are_no_markup_and_no_formula(tmp_path: Path, capsys: pytest.Captu
     before, after = (
         write_arm(tmp_path / f"arm{i}", f"{a}[/b]$a_{{$", records(i, 0.5, 8, name)) for i, a in enumerate("pq")
     )
-    build_report(before, after, None, tmp_path / "report", SETTINGS, 0, "tiny")
+    build_report([Place("tiny", before, after, None)], tmp_path / "report", QUICK, 0)
     assert "$a_{$" in (tmp_path / "report" / "figures" / "kept.svg").read_text()
     report_script.show(json.loads((tmp_path / "report" / "report.json").read_text()))
     said = capsys.readouterr().out
-    assert f"{name}: p[/b]$a_{{$ -> q[/b]$a_{{$, n = 7" in said
+    assert f"tiny, {name}: p[/b]$a_{{$ -> q[/b]$a_{{$, n = 7" in said
     assert "Quality, p[/b]$a_{$ against" in said
 
 
 def test_a_quality_arm_of_other_requests_leaves_the_rest(tmp_path: Path) -> None:
     found = {"message": records(1, 0.5, 8), "merged": records(2, 0.5, 8), "plain": records(3, 0.5, 8, "mbpp")}
     before, after, plain = (write_arm(tmp_path / a, a, lines) for a, lines in found.items())
-    page = build_report(before, after, plain, tmp_path / "report", SETTINGS, 0, "tiny")
+    page = build_report([Place("tiny", before, after, plain)], tmp_path / "report", QUICK, 0)
     assert "quality is left out (plain shares no request with merged)" in page.read_text()
-    assert "Quality is left out: plain and merged share no" in (tmp_path / "report" / "report.md").read_text()
-    ours = next(csv.DictReader((tmp_path / "report" / "table3.csv").read_text().splitlines()))
-    assert (ours["quality_arm_before"], ours["quality_before"], ours["speed_arm_before"]) == ("", "", "message")
+    assert "quality not judged: no request was scored" in (tmp_path / "report" / "report.md").read_text()
+    assert "Quality is left out: plain and merged share no" in section(page, "verdict")
+    ours = rows(page, "table3")[0]
+    assert (ours["quality_arm_before"], ours["quality_before"], ours["speed_arm_before"]) == ("n/a", "n/a", "message")
     assert float(ours["median_speedup_before"]) >= 1
 
 
@@ -213,7 +372,7 @@ def test_the_page_says_what_it_must(report: Path) -> None:
     for said in (
         "Other models.",
         "arXiv 2610.26296",
-        "humaneval humaneval/3: single sentence",
+        "humaneval, single sentence (1): humaneval/3",
         "the scorer failed on 2 of 78 requests",
         "against the before model's base on the same request",
         "Kept share, pooled",
@@ -232,9 +391,17 @@ def test_few_requests_no_timings_no_updates_no_replays(tmp_path: Path, n: int) -
     before, after = (write_arm(tmp_path / a, a, found) for a in ("message", "merged"))
     for folder in (before, after):
         (folder / "timings.jsonl").unlink()
-    page = build_report(before, after, None, tmp_path / "report", Report(bootstrap=50, replays=0), 0, "tiny")
-    assert "set report.replays above 0" in page.read_text()
-    assert "speedup in seconds, median" in (tmp_path / "report" / "report.json").read_text()
+    settings = Report(bootstrap=50, replays=0)
+    page = build_report([Place("tiny", before, after, None)], tmp_path / "report", settings, 0)
+    assert "set report.replays above 0" in section(page, "replay")
+    assert "no request was timed (eval.timed=0)" in section(page, "risk")
+    assert "only with eval.replay=full" in section(page, "ceiling")
+    assert "n/a: no request was timed in both arms" in section(page, "table")
+    for name, reason in (("frontier", "eval.sweep"), ("recycle", "eval.recycle=true"), ("typing", "no time to draft")):
+        assert reason in section(page, name)
+    row = rows(page, "risk")[0]
+    assert (row["below_1x_share"], row["below_1x_share_low"]) == ("n/a", "n/a")
+    assert "below_1x_share: no request was timed" in row["reason"]
 
 
 def browse(page: str, profile: Path, *flags: str) -> tuple[str, str]:
@@ -281,6 +448,9 @@ seen.push(part("choice").options.length, part("choice").options[2].textContent);
 for (let i = 0; i < part("choice").options.length; i++) {
   part("choice").value = String(i); part("choice").dispatchEvent(new Event("change")); part("last").click();
 }
+for (const summary of document.querySelectorAll("summary")) { if (!summary.parentElement.open) { summary.click(); } }
+seen.push([...document.querySelectorAll("nav a")].map((a) => a.hash).filter((hash) => !document.querySelector(hash)));
+seen.push(document.querySelectorAll("details:not([open])").length);
 document.body.dataset.driven = JSON.stringify(seen);
 </script>
 """
@@ -297,7 +467,7 @@ def test_the_replay_is_driven_by_buttons_keys_and_lists(report: Path, tmp_path: 
     assert driven_to is not None
     found = json.loads(driven_to[1].replace("&quot;", '"'))
     places = [f"step {i} of 3" for i in (1, 2, 3, 2, 1, 3, 2)]
-    assert found == [*places, True, 12, "mbpp/2"]
+    assert found == [*places, True, 12, "mbpp/2", [], 0]
 
 
 def test_a_failing_replay_says_so(report: Path, tmp_path: Path) -> None:
@@ -305,3 +475,161 @@ def test_a_failing_replay_says_so(report: Path, tmp_path: Path) -> None:
     broken.write_text(report.read_text().replace('id="replay-data">{', 'id="replay-data">{{', 1))
     dom, _ = browse(broken.as_uri(), tmp_path / "profile")
     assert "The replay could not be drawn" in dom
+
+
+WIDTHS = """
+<script>
+document.body.dataset.wide = document.documentElement.scrollWidth - document.documentElement.clientWidth;
+document.body.dataset.colours = JSON.stringify(["--before", "--after", "--strict"].map(
+  (name) => getComputedStyle(document.documentElement).getPropertyValue(name)));
+</script>
+"""
+
+
+@pytest.mark.parametrize("size", ["1280,900", "500,900"])
+def test_only_tables_scroll_sideways(report: Path, tmp_path: Path, size: str) -> None:
+    page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", report.read_text())
+    wide = tmp_path / "wide.html"
+    wide.write_text(page.replace("</body>", f"{WIDTHS}</body>"))
+    dom, log = browse(wide.as_uri(), tmp_path / "profile", f"--window-size={size}")
+    assert console(log) == []
+    assert 'data-wide="0"' in dom
+    drawn = dom.split("<svg")[1]
+    assert "fill: var(--before)" in drawn
+    assert "stroke: var(--after)" in drawn
+
+
+def test_several_runs_are_replayed(several: Path, tmp_path: Path) -> None:
+    dom, log = browse(f"{several.as_uri()}#run=other&request=humaneval/1&arm=before", tmp_path)
+    assert console(log) == []
+    assert 'data-replay="drawn"' in dom
+    assert 'data-part="before-label">(message (other/message))<' in dom
+
+
+def test_several_runs_share_their_before(several: Path) -> None:
+    whole = json_of(several)
+    assert [run["recipe"] for run in whole["runs"]] == ["one", "two", "other"]
+    labels = ["message (one/message)", "merged (one/merged)", "plain (one/plain)"]
+    labels += ["merged (two/merged)", *(f"{arm} (other/{arm})" for arm in ("message", "merged", "plain"))]
+    assert list(whole["arms"]) == labels
+    assert [run["change"]["before"] for run in whole["runs"]] == [labels[0], labels[0], labels[4]]
+    assert len(whole["shared"]) == 2
+    assert whole["shared"][0].startswith(
+        "two: its message arm (message) has the hashes, settings and device of message"
+    )
+    assert {r["model"] for r in rows(several, "table2") if r["source"] == "measured"} == set(labels)
+    models = [(r["base_model"], r["run"]) for r in rows(several, "overview")]
+    assert models == [("smollm2 (smollm2)", "one"), ("smollm2 (smollm2)", "two"), ("qwen3 (qwen3)", "other")]
+    assert "not compared with each other" in section(several, "verdict")
+
+
+def test_a_forced_report_says_so_at_its_top(tmp_path: Path) -> None:
+    place = Place("tiny", *write_run(tmp_path, n=12, merged={"hashes": HASHES | {"sentence_rule": "s2"}}))
+    with pytest.raises(UserError, match="sentence_rule hash"):
+        build_report([place], tmp_path / "report", QUICK, 0)
+    page = build_report([place], tmp_path / "report", QUICK.model_copy(update={"force": True}), 0)
+    top = page.read_text().split("<main>")[0]
+    assert "Forced." in top
+    assert "message and merged differ in sentence_rule hash (s1 before, s2 after)" in top
+    assert "plain and merged differ in sentence_rule hash" in top
+    assert "sentence\\_rule hash" in (page.parent / "report.md").read_text().split("## ")[0]
+    assert len(json_of(page)["forced"]) == 2
+
+
+def test_what_only_some_evaluations_measure(rich: Path) -> None:
+    frontier = [r for r in rows(rich, "frontier") if r["model"] == "merged"]
+    assert [(r["benchmark"], r["tau"]) for r in frontier][:4] == [
+        *(("HumanEval (pass@1)", tau) for tau in ("0.3", "0.6", "0.9")),
+        ("MBPP (pass@1)", "0.3"),
+    ]
+    assert (frontier[0]["quality_stream"], frontier[0]["speedup_passes_median"]) == ("30.0", "0.85")
+    assert frontier[-1]["benchmark"] == "pooled"
+    whole = json_of(rich)["arms"]["merged"]
+    row = next(r for r in rows(rich, "recycle") if (r["model"], r["benchmark"]) == ("merged", "pooled"))
+    for key in ("speedup_passes_recycle_median", "lookup_gain_median"):
+        assert float(row[key]) == pytest.approx(whole["pooled"][key]["value"], abs=1e-4)
+    typed = [r for r in rows(rich, "typing") if (r["model"], r["benchmark"]) == ("merged", "MBPP (pass@1)")]
+    assert [r["words_a_minute"] for r in typed][:2] == ["20", "40 (eval.chars_per_second)"]
+    assert typed[-1]["words_a_minute"] == "every draft is waited for"
+    noise = rows(rich, "noise")[0]
+    assert (noise["streamed_answer_differs_from_base"], noise["alone_differs_from_batched"]) == ("25.0", "n/a")
+    assert (
+        float(noise["streamed_answer_differs_from_base_low"])
+        < 25
+        < float(noise["streamed_answer_differs_from_base_high"])
+    )
+    assert (rich.parent / "figures" / "frontier.png").stat().st_size > 0
+    kept = [r for r in rows(rich, "by_kept") if (r["model"], r["benchmark"]) == ("merged", "pooled")]
+    assert {r["kept"] for r in kept} == {"none", "some", "all", "no draft"}
+    assert sum(int(r["n"]) for r in kept) == whole["pooled"]["n"]
+    shares = next(r for r in rows(rich, "kept") if (r["model"], r["benchmark"]) == ("merged", "pooled"))
+    parts = ("no_draft_share", "keeps_nothing_share", "keeps_some_share", "keeps_all_share")
+    assert sum(float(shares[key]) for key in parts) == pytest.approx(100, abs=0.05)
+
+
+def test_the_report_for_a_pull_request_is_short(report: Path) -> None:
+    lines = (report.parent / "report.md").read_text().splitlines()
+    assert len(lines) < 60
+    assert sum("stricter form" in line for line in lines if line.startswith("|")) >= 2
+    assert any("**HumanEval (pass@1)**: " in line and "quality unchanged within ±" in line for line in lines)
+
+
+def test_one_is_an_edge_of_the_bins() -> None:
+    speedups = np.array([0.97, 1.0, 130.0])
+    bins = edges(speedups)
+    assert 1.0 in bins
+    assert bins[0] <= speedups.min()
+    assert bins[-1] > speedups.max()
+
+
+def test_two_runs_that_are_one_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    made = parse(["recipe=smollm2", f"report.runs=[{tmp_path / 'a'},{tmp_path / 'b' / '..' / 'a'}]"])
+    with pytest.raises(UserError, match="there twice"):
+        report_script.places(made)
+
+
+def finished(report: Path) -> Path:
+    """A report's folder with the record that a finished step leaves."""
+    record = {"settings": {}, "content": run_folder.content_hash(report.parent), "provenance": {}}
+    (report.parent / run_folder.STEP_FILE).write_text(json.dumps(record))
+    return report.parent
+
+
+def test_upload_to_wandb_offline(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    """For real, in wandb's offline mode: tables and artifact are in its files, the key is nowhere."""
+    key, secret = "0123456789abcdef" * 2 + "c0ffee00", "made-up-secret"
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_API_KEY", key), ("MADE_UP_TOKEN", secret)):
+        monkeypatch.setenv(name, value)
+    for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    said = upload(finished(report), "made-up", "smollm2 <run>", tmp_path)
+    assert said.startswith("not sent; to send it: wandb sync ")
+    folder = Path(said.rpartition(" ")[2])
+    logged = {path.name.split("_")[0] for path in (folder / "files" / "media" / "table").iterdir()}
+    assert logged >= {"table1", "table2", "table3", "risk"}
+    path = next((folder / "files" / "media" / "table").glob("table3_*.json"))
+    table = json.loads(path.read_text())
+    assert table["data"][0][table["columns"].index("median_speedup_before")] == float(
+        rows(report, "table3")[0]["median_speedup_before"]
+    )
+    journal = next(folder.glob("*.wandb")).read_bytes()
+    assert b"smollm2-run-report" in journal
+    assert b"report.html" in journal
+    shown = capfd.readouterr()
+    everything = [shown.out.encode(), shown.err.encode(), *(f.read_bytes() for f in tmp_path.rglob("*") if f.is_file())]
+    assert not any(word.encode() in found for word in (key, secret) for found in everything)
+
+
+def test_a_refused_upload_is_one_line_without_the_key(
+    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "far-too-short")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(UserError) as refused:
+        upload(finished(report), "made-up", "x", tmp_path)
+    assert str(refused.value).startswith("report.wandb=made-up: ")
+    assert "far-too-short" not in str(refused.value)
+    assert "\n" not in str(refused.value)

@@ -11,9 +11,11 @@
 
   const data = JSON.parse(document.getElementById("replay-data").textContent);
   const part = (name) => root.querySelector('[data-part="' + name + '"]');
-  const at = { benchmark: 0, request: 0, role: "after", step: 0 };
+  const at = { run: 0, benchmark: 0, request: 0, role: "after", step: 0 };
 
-  const requests = () => data.benchmarks[at.benchmark].requests;
+  const run = () => data.runs[at.run];
+  const benchmark = () => run().benchmarks[at.benchmark];
+  const requests = () => benchmark().requests;
   const request = () => requests()[at.request];
   const arm = () => request().arms.find((a) => a.role === at.role) || request().arms[0];
 
@@ -102,22 +104,28 @@
     document.documentElement.dataset.replay = "drawn";
   }
   function lists() {
-    options(part("benchmark"), data.benchmarks.map((b) => b.name), at.benchmark);
+    options(part("run"), data.runs.map((r) => r.name), at.run);
+    options(part("benchmark"), run().benchmarks.map((b) => b.name), at.benchmark);
     options(part("choice"), requests().map((r) => r.id), at.request);
-    part("shown").textContent = "The first " + requests().length + " of " + data.benchmarks[at.benchmark].total + " requests, in the benchmark's order.";
+    for (const role of ["before", "after"]) { part(role + "-label").textContent = "(" + run().arms[role] + ")"; }
+    part("shown").textContent = "The first " + requests().length + " of " + benchmark().total + " requests, in the benchmark's order.";
   }
   function go(step) { at.step = step; draw(); }
 
   function fromAddress() {
     const wanted = new URLSearchParams(location.hash.slice(1));
-    data.benchmarks.forEach(function (benchmark, b) {
-      const r = benchmark.requests.findIndex((one) => one.id === wanted.get("request"));
-      if (r >= 0 && (!wanted.has("benchmark") || wanted.get("benchmark") === benchmark.name)) { at.benchmark = b; at.request = r; }
+    const named = (key, name) => !wanted.has(key) || wanted.get(key) === name;
+    data.runs.forEach(function (one, r) {
+      one.benchmarks.forEach(function (benchmark, b) {
+        const i = benchmark.requests.findIndex((found) => found.id === wanted.get("request"));
+        if (i >= 0 && named("run", one.name) && named("benchmark", benchmark.name)) { at.run = r; at.benchmark = b; at.request = i; }
+      });
     });
     if (wanted.has("arm")) { at.role = wanted.get("arm"); }
     if (wanted.has("step")) { at.step = Number.parseInt(wanted.get("step"), 10) - 1 || 0; }
   }
 
+  part("run").addEventListener("change", function (event) { at.run = Number(event.target.value); at.benchmark = 0; at.request = 0; lists(); go(0); });
   part("benchmark").addEventListener("change", function (event) { at.benchmark = Number(event.target.value); at.request = 0; lists(); go(0); });
   part("choice").addEventListener("change", function (event) { at.request = Number(event.target.value); go(0); });
   for (const choice of root.querySelectorAll('input[name="arm"]')) {
