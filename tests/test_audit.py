@@ -84,7 +84,7 @@ def test_its_own_answer_is_kept_whole(lines):
 def test_a_causal_model_rejects_at_the_first_wrong_token(arm, lines, kind):
     """Against greedy, one token at a time, each from a pass of its own over what stands before it."""
     found = drafts(lines, kind)
-    assert len(found) > 12
+    assert len(found) > 10
     for request, draft in found:
         tokens, kept = draft["tokens"], 0
         while kept < len(tokens) and int(scores(arm, request, tokens[:kept]).argmax()) == tokens[kept]:
@@ -171,7 +171,7 @@ def test_a_request_of_the_same_text_lends_no_answer():
 
 def test_random_tokens_are_seeded_and_neither_end_nor_control(arm, lines):
     words = vocabulary(arm)
-    apart = {*arm.stop_ids, *arm.renderer.tokenizer.all_special_ids}
+    apart = {*arm.stop_ids, *arm.renderer.control_ids.values()}
     assert len(apart) > 5
     assert apart.isdisjoint(words)
     assert len(words) + len(apart) == len(arm.renderer.tokenizer)
@@ -299,7 +299,7 @@ def done(model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("done")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suite, "check_scoring", no_code)
-        patch.setattr(suite.sandbox, "run", no_code)
+        patch.setattr(suite.sandbox, "run_tests", no_code)
         assert audit.main(command(model, folder, "eval.allow_code_execution=false")) == 0
     return folder / "run" / "eval" / "audit-message"
 
@@ -348,8 +348,9 @@ def test_a_whole_audit(done):
 def test_the_table_and_the_verdict_are_printed(done, capsys):
     audit.show(json.loads((done / "audit.json").read_text()))
     said = capsys.readouterr().out
+    flat = " ".join(said.split())
     for words in (*KINDS.values(), "100.0%", "float32: in 0 of", "can be streamed: it judges a token without seeing"):
-        assert words in said
+        assert words in flat
     assert all(len(row) <= 118 for row in said.split("\n") if row.startswith(("│", "┃")))
 
 
@@ -387,7 +388,9 @@ def test_a_killed_audit_is_redone_to_the_same_bytes(done, model, tmp_path, monke
 def test_a_model_that_looks_is_found_out_by_the_script(model, looking, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(arms, "load", lambda invocation: looking)
     assert audit.main(command(model, tmp_path, TAU)) == 0
-    assert "cannot be streamed: it accepts 100.0% of a draft that answers another" in capsys.readouterr().out
+    assert "cannot be streamed: it accepts 100.0% of a draft that answers another" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_dry_run_says_what_would_be_done_and_writes_nothing(model, tmp_path, capsys):

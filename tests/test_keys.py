@@ -29,7 +29,7 @@ from headstart.request import Request
 from recipes import run_folder
 from recipes.errors import UserError
 from recipes.loader import parse
-from recipes.schema import Model, Recipe
+from recipes.schema import Eval, Model, Recipe
 from train import sft
 from train.adapter import lora_config
 from train.merging import load_adapted, merge_and_prove
@@ -276,7 +276,7 @@ def eval_arm(here):
 
 def eval_preset(here):
     """Between the defaults and what the recipe says."""
-    paper = recipe("eval.preset=paper").eval
+    paper = Eval.model_validate({"preset": "paper"})
     assert (len(paper.benchmarks), paper.replay, paper.limit_of("ds1000"), paper.limit_of("mbpp")) == (
         7,
         "full",

@@ -60,7 +60,7 @@ def watched(monkeypatch):
 def test_one_process_writes_the_lines_in_the_benchmarks_order(whole):
     lines = [json.loads(line) for line in whole.decode().split("\n")[:-1]]
     assert [(line["benchmark"], line["id"]) for line in lines] == [(b, r.id) for b, rows in SUITE.items() for r in rows]
-    assert len({line["stream"]["text"] for line in lines if line["excluded"] is None}) > 3
+    assert len({line["stream"]["text"] for line in lines if line["excluded"] is None}) > 2
 
 
 @pytest.mark.parametrize("world", [2, 3, 9])
@@ -74,7 +74,7 @@ def test_any_number_of_processes_writes_the_same_bytes_and_replays_each_batch_on
     assert [len(batch.requests) for batch in plan] == [4, 4, 1, 4, 4, 4, 3]
 
 
-@pytest.mark.parametrize(("before", "after"), itertools.product((1, 2, 3), repeat=2))
+@pytest.mark.parametrize(("before", "after"), [*itertools.product((1, 2, 3), repeat=2)])
 def test_a_killed_launch_resumes_with_any_number_of_processes(arm, whole, tmp_path, monkeypatch, before, after):
     """Killed when each process had done one batch and was writing down its second, maybe inside a character."""
     plan = shards.batches(SUITE, 4)
@@ -104,10 +104,10 @@ def test_the_running_median_is_over_all_processes(arm, whole, tmp_path, capsys):
     shards.work_on(shards.replayed, arm, shards.batches(SUITE, 4), launch.Parts(tmp_path, 0, "requests"), 0, 2)
     said = [line for line in capsys.readouterr().out.splitlines() if "median" in line]
     assert [line.split(",")[0] for line in said] == [
-        "first.jsonl: 8/9",
-        "first.jsonl: 9/9",
-        "second.jsonl: 12/15",
-        "second.jsonl: 15/15",
+        "requests first.jsonl: 8/9",
+        "requests first.jsonl: 9/9",
+        "requests second.jsonl: 12/15",
+        "requests second.jsonl: 15/15",
     ]
     speedups = sorted(x["base_passes"] / x["stream_passes"] for x in lines[9:] if x["excluded"] is None)
     middle = len(speedups) // 2

@@ -15,6 +15,7 @@ from eval.sweep import FRONTIER, frontier, sweep
 from headstart.request import Request
 from headstart.residual import residual
 
+SEED = 71
 TAUS = (0.9, 0.3, 0.5, 0.1, 0.7)
 SOME = REQUESTS[:14]
 
@@ -23,9 +24,9 @@ SOME = REQUESTS[:14]
 def load(tmp_path_factory):
     """An arm of a tiny model that is sure of some tokens and unsure of others, by overrides."""
     folder, tokenizer = tmp_path_factory.mktemp("sweep"), real_tokenizer("smollm2")
-    model = talker(tokenizer, end_weight=1.5)
+    model = talker(tokenizer, seed=SEED, end_weight=1.5)
     with torch.no_grad():
-        model.get_output_embeddings().weight.mul_(8)
+        model.get_output_embeddings().weight.mul_(16)
     save(model, tokenizer, folder / "tiny")
     return lambda *overrides: arms.load(invocation(folder / "tiny", folder / "run", *SHORT, *overrides))
 
