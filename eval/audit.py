@@ -228,7 +228,7 @@ def _table(title: str, kinds: Mapping[str, Any]) -> Table:
     shares = ("kept_share", "kept_share_threshold", "rejected_at_first_wrong_share")
     probabilities = ("probability_median", "first_wrong_probability_median")
     for label in ("draft", "n", *(LABELS[name] for name in (*shares[:2], *probabilities, shares[2]))):
-        table.add_column(label, overflow="fold")
+        table.add_column(label, overflow="fold", no_wrap=label == "draft")
     for kind, found in kinds.items():
         cells = [_lines(with_bounds(found[name], "share")) for name in shares]
         chances = [_chance(found[name]) for name in probabilities]
