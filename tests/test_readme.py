@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_builders import build
-from eval import report, run
+from eval import audit, report, run
 from recipes.loader import names, parse
 from recipes.schema import Recipe
 from train import merge, sft
@@ -22,6 +22,7 @@ SCRIPTS = {
     "train/merge.py": merge.main,
     "eval/run.py": run.main,
     "eval/report.py": report.main,
+    "eval/audit.py": audit.main,
 }
 
 
@@ -75,7 +76,10 @@ def test_the_python_example_runs():
 
 
 def test_the_steps_are_the_makefiles_and_nothing_is_left_to_fill_in():
-    steps = [" ".join(command) for command in commands() if command[0] == "python" and "recipe=smollm2" in command]
+    block = next(
+        block for block in blocks("bash") if block.startswith("python data_builders/build.py recipe=smollm2\n")
+    )
+    steps = [" ".join(shlex.split(line, comments=True)) for line in block.splitlines()]
     made = re.findall(r"^\t\$\(BIN\)/(python (?:data_builders|train|eval)/.*)$", (ROOT / "Makefile").read_text(), re.M)
     assert steps == [line.replace("$(RECIPE) $(ARGS)", "smollm2") for line in made]
     assert not re.search(r"^[A-Z_]{6,}$", README, re.MULTILINE)
