@@ -23,6 +23,7 @@ from headstart.request import Request
 
 Requests = Mapping[str, Sequence[Request]]
 Line = dict[str, Any]
+BAR = 20  # characters
 
 
 @dataclass(frozen=True)
@@ -88,11 +89,12 @@ def work_on(work: Work, arm: Arm, plan: Sequence[Batch], parts: launch.Parts, ra
 
 
 def progress(name: str, plan: Sequence[Batch], parts: launch.Parts, began: float) -> str:
-    """How far all processes are with a benchmark, with the running median speedup in passes."""
+    """A bar of how far all processes are with a benchmark, with the running median speedup in passes."""
     mine = [batch for batch in plan if batch.benchmark == name]
     done = [batch for batch in mine if batch.number in parts.done]
     lines = [line for batch in done for line in parts.done[batch.number]]
     speedups = [line["base_passes"] / line["stream_passes"] for line in lines if line["excluded"] is None]
     median = f", median speedup {statistics.median(speedups):.2f}x in passes" if speedups else ""
-    counts = [sum(len(batch.requests) for batch in some) for some in (done, mine)]
-    return f"{parts.what} {name}: {counts[0]}/{counts[1]}{median}, {time.monotonic() - began:.0f} s"
+    count, total = (sum(len(batch.requests) for batch in some) for some in (done, mine))
+    bar = "█" * (BAR * count // total)
+    return f"{parts.what} {name} {bar:░<{BAR}} {count}/{total}{median}, {time.monotonic() - began:.0f} s"

@@ -103,11 +103,11 @@ def test_the_running_median_is_over_all_processes(arm, whole, tmp_path, capsys):
     assert "median" not in capsys.readouterr().out
     shards.work_on(shards.replayed, arm, shards.batches(SUITE, 4), launch.Parts(tmp_path, 0, "requests"), 0, 2)
     said = [line for line in capsys.readouterr().out.splitlines() if "median" in line]
-    assert [line.split(",")[0] for line in said] == [
-        "requests first.jsonl: 8/9",
-        "requests first.jsonl: 9/9",
-        "requests second.jsonl: 12/15",
-        "requests second.jsonl: 15/15",
+    assert [line.split(",")[0].split() for line in said] == [
+        ["requests", "first.jsonl", "█" * 17 + "░" * 3, "8/9"],
+        ["requests", "first.jsonl", "█" * 20, "9/9"],
+        ["requests", "second.jsonl", "█" * 16 + "░" * 4, "12/15"],
+        ["requests", "second.jsonl", "█" * 20, "15/15"],
     ]
     speedups = sorted(x["base_passes"] / x["stream_passes"] for x in lines[9:] if x["excluded"] is None)
     middle = len(speedups) // 2
