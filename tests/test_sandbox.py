@@ -20,7 +20,7 @@ import psutil
 import pytest
 from hostile_answers import ENDLESS, FORGERIES, GREEDY, OUTBREAKS, RIGHT
 
-from eval import sandbox
+from eval import bubblewrap, sandbox
 from eval.sandbox import Limits, SandboxError, Verdict, run_tests
 
 KINDS = ("bubblewrap", "interpreter")
@@ -269,10 +269,10 @@ def test_seed_tasks_are_hidden_from_any_working_folder(
     folder = Path(sandbox.__file__).parents[1] / "data_builders" / "corpora" / "seed_tasks"
     assert list(folder.iterdir())
     monkeypatch.chdir(tmp_path)
-    sandbox._bubblewrap.cache_clear()
+    bubblewrap.command.cache_clear()
     program = f"import os\ndef f(x):\n    try: return os.listdir({str(folder)!r})\n    except OSError: return []\n"
     assert run_tests(program, "assert f(1) == []", None, kind).passed
-    sandbox._bubblewrap.cache_clear()
+    bubblewrap.command.cache_clear()
 
 
 def test_verdict_does_not_depend_on_the_hash_seed(kind: str) -> None:
@@ -300,8 +300,8 @@ def test_check_stops_on_a_wrong_verdict(kind: str, monkeypatch: pytest.MonkeyPat
 def test_hidden_interpreter_is_a_fault_of_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
     if sandbox.available()[0] != "bubblewrap":
         pytest.skip("bubblewrap is not installed, or does not start here")
-    real = sandbox._bubblewrap()
-    monkeypatch.setattr(sandbox, "_bubblewrap", lambda: (*real, "--tmpfs", sys.base_prefix))
+    real = bubblewrap.command(str(sandbox.RUNNER))
+    monkeypatch.setattr(bubblewrap, "command", lambda *shown: (*real, "--tmpfs", sys.base_prefix))
     with pytest.raises(SandboxError, match="did not start"):
         run_tests(GOOD, TESTS, None, "bubblewrap")
 
@@ -314,12 +314,12 @@ def test_broken_tests_and_broken_runner_are_faults_of_the_harness(
     broken = tmp_path / "runner.py"
     broken.write_text("raise OSError('no such luck')\n")
     monkeypatch.setattr(sandbox, "RUNNER", broken)
-    sandbox._bubblewrap.cache_clear()
+    bubblewrap.command.cache_clear()
     with pytest.raises(SandboxError, match="no such luck"):
         run_tests(GOOD, TESTS, None, kind)
     outcomes = sandbox.run_many([(GOOD, TESTS)] * 2, kind=kind)
     assert all(isinstance(outcome, SandboxError) for outcome in outcomes)
-    sandbox._bubblewrap.cache_clear()
+    bubblewrap.command.cache_clear()
 
 
 def test_refused_limits_warn_once_and_stay_visible(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,13 +328,13 @@ def test_refused_limits_warn_once_and_stay_visible(kind: str, tmp_path: Path, mo
     patched.write_text(refuse + sandbox.RUNNER.read_text())
     monkeypatch.setattr(sandbox, "RUNNER", patched)
     monkeypatch.setattr(sandbox, "_unset", set())
-    sandbox._bubblewrap.cache_clear()
+    bubblewrap.command.cache_clear()
     with pytest.warns(UserWarning, match="RLIMIT_AS") as caught:
         verdicts = sandbox.run_many([(GOOD, TESTS)] * 2, workers=1, kind=kind)
     assert verdicts == [Verdict(True, "passed")] * 2
     assert len(caught) == 1
     assert "RLIMIT_AS" in sandbox.describe(kind)
-    sandbox._bubblewrap.cache_clear()
+    bubblewrap.command.cache_clear()
 
 
 def test_describe_says_what_is_in_force(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,11 +31,11 @@ from importlib.machinery import PathFinder
 
 from pydantic import Field
 
-from eval import sandbox
 from eval.benchmarks import rows, scoring
 from eval.benchmarks.protocol import Known, Metric, Score
 from eval.benchmarks.scoring import Program
 from eval.extract import split_blocks
+from eval.interpreter import interpreter
 from eval.sandbox import Limits
 from headstart.request import Request
 from headstart.sentences import split
@@ -114,7 +114,7 @@ def _third_party(code: str) -> set[str]:
 
 def unfit(request: Request) -> str | None:
     """ "needs numpy, torch": the imported modules that are not where the sandbox looks for them; None if all are."""
-    places = list(sandbox.interpreter().packages)
+    places = list(interpreter().packages)
     missing = [name for name in request.extra["needs"] if PathFinder.find_spec(name, places) is None]
     return f"needs {', '.join(missing)}" if missing else None
 

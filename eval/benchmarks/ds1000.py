@@ -42,6 +42,7 @@ from eval.benchmarks import rows, scoring
 from eval.benchmarks.protocol import Known, Metric, Score
 from eval.benchmarks.scoring import Program
 from eval.extract import Block, _head, _parse, _statements, split_blocks
+from eval.interpreter import interpreter
 from eval.sandbox import Limits, SandboxError
 from headstart.request import Request
 from headstart.sentences import split
@@ -151,7 +152,7 @@ def unfit(request: Request) -> str | None:
     """ "needs torch": what the row needs and the interpreter that scores does not have; None if it has all."""
     if not PYTHON.exists():
         return f"needs {PYTHON.parents[1].name}: run `make ds1000-env`"
-    places = sandbox.interpreter(str(PYTHON)).packages
+    places = interpreter(str(PYTHON)).packages
     missing = [name for name in request.extra["needs"] if PathFinder.find_spec(name, list(places)) is None]
     return f"needs {', '.join(missing)}" if missing else None
 
