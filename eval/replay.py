@@ -30,6 +30,8 @@ COUNTS = (
     "recycle_differs",
     "draft_tokens",
     "kept_tokens",
+    "unseen_tokens",
+    "turn_tokens",
     "updates",
     "total_passes",
     "base_score",
@@ -207,6 +209,7 @@ def _line(arm: Arm, run: Replayed, full: bool) -> dict[str, Any]:
         **_looked_up(run),
         "draft_tokens": len(run.draft.tokens) if run.draft.written else 0,
         "kept_tokens": run.stream.kept if run.draft.written else 0,
+        **_unseen(arm, run.request),
         "updates": _updates(arm, run.steps) if full else None,
         "total_passes": total_passes(step.passes for step in run.steps) if full else None,
         "base_score": None,
@@ -214,6 +217,15 @@ def _line(arm: Arm, run: Replayed, full: bool) -> dict[str, Any]:
         "score_note": None,
         "excluded": None,
     }
+
+
+def _unseen(arm: Arm, request: Request) -> dict[str, int]:
+    """The final turn's tokens, and how many of them its last sentence adds."""
+    whole = len(request.sentences)
+    seen, turn = (
+        len(arm.renderer.tokenizer(request.prefix(i), add_special_tokens=False).input_ids) for i in (whole - 1, whole)
+    )
+    return {"unseen_tokens": turn - seen, "turn_tokens": turn}
 
 
 def _looked_up(run: Replayed) -> dict[str, Any]:

@@ -115,7 +115,7 @@ def _show_run(run: str, change: Mapping[str, Any], verdicts: Mapping[str, Sequen
 
 def cells(row: Row) -> tuple[str, ...]:
     """One figure as strings; the stricter of two forms is marked."""
-    label = f"{row.label} (stricter form)" if row.headline and not row.reason else row.label
+    label = f"{row.label} (stricter form)" if row.stricter and not row.reason else row.label
     change = row.reason or " ".join(row.change)
     return label, row.before[0], row.after[0], change, row.p, str(row.n)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from eval.compare import QUALITY_SERVED
 from eval.definitions import (
@@ -21,6 +21,7 @@ from eval.definitions import (
 from eval.report_absent import why, why_paired
 from eval.report_format import bounds, number, p_value, signed, signed_bounds
 from eval.report_grid import Cell, Column, Grid, Line, estimate, missing, text
+from eval.verdict import stricter
 
 _SHORT = (
     "speedup_passes_mean", "speedup_passes_median", "speedup_seconds_mean", "speedup_seconds_median", "below_1x_share",
@@ -32,7 +33,11 @@ _BRIEF = ("speedup_passes_median", "speedup_passes_mean", "speedup_seconds_media
 
 @dataclass(frozen=True)
 class Row:
-    """One figure, before and after. `headline` marks the stricter of two forms, `reason` says why nothing is there."""
+    """One figure, before and after.
+
+    `headline` marks the form that is quoted where there are two, `stricter` that it flatters less than the other;
+    `reason` says why nothing is there.
+    """
 
     name: str
     label: str
@@ -43,7 +48,15 @@ class Row:
     test: str
     n: int
     headline: bool
+    stricter: bool
     reason: str
+
+
+class _Forms(NamedTuple):
+    """Full names of the forms that are quoted, and of those among them that flatter less than the other form."""
+
+    headline: set[str]
+    stricter: set[str]
 
 
 @dataclass(frozen=True)
@@ -56,7 +69,7 @@ class Group:
 
 def before_after(section: Mapping[str, Any], short: bool = False) -> list[Group]:
     """The groups of one part of `compare`'s result that has `figures` and `headline`; `short` leaves details out."""
-    entries, strict = section["figures"], set(section["headline"].values())
+    entries, strict = section["figures"], _Forms(set(section["headline"].values()), stricter(section))
     speed, risk = ([f for f in figures if f.crossed] for figures in (SPEED, RISK))
     groups = [
         _group("Speed, against the after model's own base", SPEED, entries, strict),
@@ -81,15 +94,15 @@ def quality_rows(change: Mapping[str, Any], scope: str) -> list[Group]:
     if section is None or not section["n"]:
         return []
     title = f"Quality, {change['quality_before']} against {change['after']}"
-    return [_group(title, (*QUALITY, QUALITY_SERVED), section["figures"], set())]
+    return [_group(title, (*QUALITY, QUALITY_SERVED), section["figures"], _Forms(set(), set()))]
 
 
 def brief(section: Mapping[str, Any], quality: Sequence[Group]) -> list[Row]:
     """The few rows of a short report: speed in its stricter form, what is kept, the streamed answers' quality."""
     rows = [row for group in before_after(section) for row in group.rows if row.name in _BRIEF]
-    strict = set(section["headline"])
+    two_forms = set(section["headline"])
     graded = [row for group in quality for row in group.rows if row.name == "quality_stream"]
-    return [row for row in rows if row.headline or row.name not in strict] + graded
+    return [row for row in rows if row.headline or row.name not in two_forms] + graded
 
 
 def change_grid(runs: Mapping[str, Mapping[str, Any]]) -> Grid:
@@ -142,13 +155,11 @@ def _arm_cell(figures: Mapping[str, Any] | None, figure: Figure) -> Cell:
     return Cell(cell.text, f"{cell.range} n = {_n(figures, figure)}".strip(), cell.reason)
 
 
-def _group(
-    title: str, figures: Sequence[Figure], entries: Mapping[str, Any], strict: set[str], suffix: str = ""
-) -> Group:
-    return Group(title, tuple(_row(f, entries[f.name + suffix], f.name + suffix in strict) for f in figures))
+def _group(title: str, figures: Sequence[Figure], entries: Mapping[str, Any], forms: _Forms, suffix: str = "") -> Group:
+    return Group(title, tuple(_row(f, entries[f.name + suffix], f.name + suffix, forms) for f in figures))
 
 
-def _row(figure: Figure, entry: Mapping[str, Any], headline: bool) -> Row:
+def _row(figure: Figure, entry: Mapping[str, Any], name: str, forms: _Forms) -> Row:
     unit = figure.unit
     return Row(
         name=figure.name,
@@ -159,7 +170,8 @@ def _row(figure: Figure, entry: Mapping[str, Any], headline: bool) -> Row:
         p=p_value(entry["p"]),
         test=entry["test"] or "",
         n=entry["n"],
-        headline=headline,
+        headline=name in forms.headline,
+        stricter=name in forms.stricter,
         reason="" if entry["change"]["value"] is not None else why_paired(figure.name),
     )
 
@@ -182,7 +194,7 @@ def _change_line(
     reason = why_paired(name)
     values = [estimate(entry[key], "tokens", reason) for key in ("before", "after", "change")]
     p = missing(reason) if entry["p"] is None else text(entry["p"])
-    strict = "yes" if name in section["headline"].values() else "no"
+    strict = "yes" if name in stricter(section) else "no"
     names = map(text, (run, scope, before, after, name, entry["n"]))
     return Line((*names, *values, p, text(entry["test"] or "none"), text(strict)))
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from eval.definitions import BY_NAME, Unit
 from eval.evidence import Arm
+from eval.metrics import included
 from eval.report_absent import NO_SUCH, NOT_RECYCLED, why
 from eval.report_change import scopes_of
 from eval.report_grid import Cell, Column, Grid, Line, estimate, missing, text
@@ -18,7 +19,7 @@ _FRONTIER = (
     ("one_pass_share", "done in one pass"),
 )  # fmt: skip
 _RECYCLE = (
-    ("speedup_passes_median", "plain on both sides"),
+    ("speedup_passes_median", "no look-up on either side"),
     ("speedup_passes_lookup_median", "base with look-up, stream without"),
     ("speedup_passes_recycle_median", "look-up on both sides, the rejected rest of the draft offered again"),
     ("lookup_gain_median", "what look-up gains base"),
@@ -58,9 +59,14 @@ def points(arm: Arm) -> dict[str, list[tuple[float, float, float]]]:
 
 def recycle(arms: Sequence[Arm], summaries: Mapping[str, Mapping[str, Any]]) -> Grid:
     """What offering the rejected rest of a draft again is worth, in medians of the speedup in passes."""
-    columns = (*_NAMES, Column("n", "n"), *_columns(_RECYCLE))
+    columns = (
+        *_NAMES,
+        Column("n", "n"),
+        *_columns(_RECYCLE),
+        Column("answers_differ", "requests with an answer that look-up changed"),
+    )
     lines = [
-        _recycle_line(arm.label, scope, part)
+        _recycle_line(arm, scope, part)
         for arm in arms
         for scope, part in scopes_of(summaries[arm.label]).items()
         if scope != "average"
@@ -80,6 +86,18 @@ def typing(arms: Sequence[Arm]) -> Grid:
     )
     lines = [line for arm in arms for line in _typing_lines(arm)]
     return Grid("typing", "Time to draft", columns, tuple(lines), _TYPED)
+
+
+def typing_points(arm: Arm, figure: str) -> dict[str, list[tuple[float, float]]]:
+    """A figure of the time to draft as (words a minute, value), shares in percent, by benchmark; those without one left
+    out."""
+    unit = {key: unit for key, _, unit in _TYPING}[figure]
+    found = {}
+    for name, part in ((arm.summary.get("typing") or {}).get("benchmarks") or {}).items():
+        values = [(speed["words_a_minute"], speed[figure]["value"]) for speed in part["speeds"] or ()]
+        if values:
+            found[name] = [(x, 100 * y if unit == "share" else y) for x, y in values]
+    return found
 
 
 def _columns(figures: Sequence[tuple[str, str]]) -> list[Column]:
@@ -104,10 +122,17 @@ def _frontier_line(label: str, name: str, tau: float, part: Mapping[str, Any]) -
     return Line((*map(text, (label, benchmark_name(name), f"{tau:g}", part["n"])), *cells))
 
 
-def _recycle_line(label: str, scope: str, part: Mapping[str, Any]) -> Line:
+def _recycle_line(arm: Arm, scope: str, part: Mapping[str, Any]) -> Line:
     n = part["n_by_figure"]["speedup_passes_recycle_median"]
     cells = [_cell(part[key], key, why(key, part)) for key, _ in _RECYCLE]
-    return Line((text(label), text(benchmark_name(scope)), text(n) if n else missing(NOT_RECYCLED), *cells))
+    names = text(arm.label), text(benchmark_name(scope)), text(n) if n else missing(NOT_RECYCLED)
+    return Line((*names, *cells, _differing(arm, scope)))
+
+
+def _differing(arm: Arm, scope: str) -> Cell:
+    found = [r.get("recycle_differs") for r in included(arm.records) if scope in (r["benchmark"], "pooled")]
+    known = [sides for sides in found if sides is not None]
+    return text(f"{sum(map(bool, known))} of {len(known)}") if known else missing(NOT_RECYCLED)
 
 
 def _typing_lines(arm: Arm) -> list[Line]:

@@ -27,6 +27,11 @@ KEPT_LABELS = ("no draft", "none", "<25%", "25-50%", "50-75%", "75-99%", "all")
 _INK = "#101214"  # this and the fills are replaced by the page's own colours where a panel is set into it
 _FILLS = {"#8d96a0": "var(--before)", "#2f7fc1": "var(--after)", "#c2541d": "var(--strict)"}
 _BEFORE, _AFTER, _STRICT = _FILLS
+# The first line is broad, so that one that runs upon it hides nothing.
+_LINES: tuple[dict[str, Any], ...] = (
+    {"color": _BEFORE, "linewidth": 4, "markersize": 7},
+    {"color": _AFTER, "linewidth": 1.5, "markersize": 3.5},
+)
 _PANEL = (4.6, 2.9)  # inches
 _STEPS = 3  # bins between two powers of two
 _LOOK: Any = {
@@ -89,6 +94,15 @@ def frontier(found: Mapping[str, Mapping[str, Any]], folder: Path, name: str) ->
     draws = {key: _curves(by_arm) for key, by_arm in found.items()}
     said = {key: f"{key}: quality against speedup at each tau; the table has the numbers" for key in found}
     return _saved(draws, said, folder, name, "speedup in passes, median", "quality, stream, %")
+
+
+def over_typing(
+    found: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]], ylabel: str, folder: Path, name: str
+) -> dict[str, Panel]:
+    """A figure over the typing speed; `found` is benchmark -> arm -> [(words a minute, value as drawn)]."""
+    draws = {key: _lines(by_arm) for key, by_arm in found.items()}
+    said = {key: f"{key}: {ylabel} at each typing speed; the table has the numbers" for key in found}
+    return _saved(draws, said, folder, name, "words typed a minute", ylabel)
 
 
 def _saved(
@@ -180,10 +194,19 @@ def _bars(series: Sequence[Array], names: Sequence[str]) -> Draw:
 
 def _curves(by_arm: Mapping[str, Sequence[tuple[float, float, float]]]) -> Draw:
     def draw(axis: Axes) -> None:
-        for (arm, points), color in zip(by_arm.items(), (_BEFORE, _AFTER, _STRICT), strict=False):
-            axis.plot([p[1] for p in points], [100 * p[2] for p in points], "o-", color=color, label=arm, markersize=4)
+        for (arm, points), look in zip(by_arm.items(), _LINES, strict=False):
+            axis.plot([p[1] for p in points], [100 * p[2] for p in points], "o-", label=arm, **look)
             for tau, speed, quality in points:
                 axis.annotate(f"{tau:g}", (speed, 100 * quality), xytext=(3, 4), textcoords="offset points", fontsize=7)
+
+    return draw
+
+
+def _lines(by_arm: Mapping[str, Sequence[tuple[float, float]]]) -> Draw:
+    def draw(axis: Axes) -> None:
+        for (arm, points), look in zip(by_arm.items(), _LINES, strict=False):
+            axis.plot([x for x, _ in points], [y for _, y in points], "o-", label=arm, **look)
+        axis.set_ylim(bottom=0)
 
     return draw
 

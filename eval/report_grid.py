@@ -84,7 +84,7 @@ def printed(value: float | None, unit: Unit, digits: int | None = None) -> Cell:
     """A number as the paper prints it; shares come in percent, as it gives them."""
     if value is None:
         return missing("not given in the paper")
-    scaled = value / 100 if unit == "share" else value
+    scaled = value / 100 if unit == "share" else float(value)
     shown = number(scaled, unit) if digits is None else f"{value:.{digits}f}"
     return Cell(shown, raw=(scaled, None, None))
 

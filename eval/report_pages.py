@@ -21,6 +21,11 @@ from eval.report_themes import themes
 from eval.verdict import verdicts
 from recipes.schema import Report
 
+_TYPED = (
+    ("typing", "drafts_finished_share", "% of drafts finished in time"),
+    ("typing-speedup", "speedup_passes_mean", "mean speedup in passes"),
+)
+
 
 def build_report(places: Sequence[Place], out_dir: Path, settings: Report, seed: int) -> Path:
     """Reads the runs and writes the report into `out_dir`; returns the path of report.html.
@@ -88,12 +93,24 @@ def drawn(run: Run, force: bool, folder: Path, place: int) -> dict[str, dict[str
     names_swept = dict.fromkeys(name for points in swept.values() for name in points)
     curves = {benchmark_name(n): {label: points.get(n, []) for label, points in swept.items()} for n in names_swept}
     spread = report_figures.distributions
+    typed = {
+        name: report_figures.over_typing(_typed(run, figure), ylabel, folder, f"{stem}{name}")
+        for name, figure, ylabel in _TYPED
+    }
     return {
         "speedup": spread(found, "speedup_passes_paper", names, folder, f"{stem}speedup"),
         "seconds": spread(found, "speedup_seconds", names, folder, f"{stem}seconds"),
         "kept": report_figures.kept(found, legend(run, bases=False), folder, f"{stem}kept"),
         "frontier": report_figures.frontier(curves, folder, f"{stem}frontier"),
+        **typed,
     }
+
+
+def _typed(run: Run, figure: str) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Benchmark -> arm -> the figure over the typing speed."""
+    points = {arm.label: report_extras.typing_points(arm, figure) for arm in (run.before, run.after)}
+    names = dict.fromkeys(name for found in points.values() for name in found)
+    return {benchmark_name(n): {label: found.get(n, []) for label, found in points.items()} for n in names}
 
 
 def contents(found: Found) -> dict[str, Any]:
@@ -115,9 +132,9 @@ def _summary(arm: Arm, settings: Report, seed: int) -> dict[str, Any]:
 
 
 def _verdicts(change: Mapping[str, Any]) -> dict[str, list[dict[str, str]]]:
-    scopes: dict[str, str | None] = {name: name for name in change["benchmarks"]}
-    if len(scopes) > 1:
-        scopes |= {"macro": None}
+    """By benchmark; of several, first the mean over them ("macro")."""
+    scopes: dict[str, str | None] = {"macro": None} if len(change["benchmarks"]) > 1 else {}
+    scopes |= {name: name for name in change["benchmarks"]}
     return {title: [asdict(v) for v in verdicts(change, scope)] for title, scope in scopes.items()}
 
 

@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from eval.benchmarks import own
 from eval.evidence import Arm
 from eval.metrics import Line
+from eval.suite import BENCHMARKS
 from headstart.residual import speedup
 
 
@@ -17,7 +19,7 @@ def replays(arms: Mapping[str, Arm], limit: int) -> list[dict[str, Any]]:
         arms: role ("before", "after") -> arm.
 
     Returns:
-        [{"name", "total", "requests": [{"id", "sentences", "arms": [{"role", "label", "steps", "final"}]}]}]
+        [{"name", "metric", "total", "requests": [{"id", "sentences", "arms": [{"role", "label", "steps", "final"}]}]}]
     """
     lines = {role: {(r["benchmark"], r["id"]): r for r in arm.records} for role, arm in arms.items()}
     result = []
@@ -25,7 +27,7 @@ def replays(arms: Mapping[str, Arm], limit: int) -> list[dict[str, Any]]:
         shown = [r for r in records if r["excluded"] is None]
         requests = [_request(r, arms, lines) for r in shown[:limit]]
         if requests:
-            result.append({"name": name, "total": len(shown), "requests": requests})
+            result.append({"name": name, "metric": _metric(name), "total": len(shown), "requests": requests})
     return result
 
 
@@ -37,6 +39,11 @@ def embedded(data: Any) -> str:
     for mark in "<>&\u2028\u2029":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
     return text
+
+
+def _metric(benchmark: str) -> str:
+    """How its answers are scored; a benchmark that is none of ours is a file of the user's own."""
+    return BENCHMARKS.get(benchmark, own).METRIC
 
 
 def _request(record: Line, arms: Mapping[str, Arm], lines: Mapping[str, Mapping[Any, Line]]) -> dict[str, Any]:

@@ -46,17 +46,26 @@ def time_request(arm: Arm, request: Request, line: Mapping[str, Any], stream_fir
     """A line of timings.jsonl: seconds after the last sentence, device synchronised, monotonic clock.
 
     `base_seconds` and `stream_seconds_cold` start with nothing at hand; `stream_seconds` (warm) with the cache of the
-    prompt before the last sentence, as a session has it. `update_seconds` (replay=full) is each update's own time,
-    the last sentence's included. `base_tokens` and `stream_tokens` say what was decoded here, one request at a time.
+    prompt before the last sentence, as a session has it. `update_seconds` (replay=full) is each update's own time; the
+    last one is `stream_seconds`. `base_tokens` and `stream_tokens` say what was decoded here, one request at a time.
     """
     decoder = arm.decoder()
-    before, whole = (arm.prompt(request, len(request.sentences) - k) for k in (1, 0))
-    draft = draft_of(line)
-    sides = {
-        "base": lambda: _seconds(decoder, whole, Answer()),
-        "stream_cold": lambda: _seconds(decoder, whole, draft),
-        "stream": lambda: _seconds(decoder, whole, draft, held=before),
-    }
+    whole, draft = arm.prompt(request, len(request.sentences)), draft_of(line)
+    updates: list[float] = []
+
+    def warm() -> tuple[float, Answer]:
+        decoder.forget()
+        if line["updates"] is None:
+            decoder.prefill(arm.prompt(request, len(request.sentences) - 1))
+        else:
+            updates.extend(_updates(arm, decoder, request))
+        return _seconds(decoder, whole, draft)
+
+    def cold(held: Answer) -> tuple[float, Answer]:
+        decoder.forget()
+        return _seconds(decoder, whole, held)
+
+    sides = {"base": lambda: cold(Answer()), "stream_cold": lambda: cold(draft), "stream": warm}
     order = ("stream", "stream_cold", "base") if stream_first else ("base", "stream_cold", "stream")
     measured = {name: sides[name]() for name in order}
     return {
@@ -64,7 +73,7 @@ def time_request(arm: Arm, request: Request, line: Mapping[str, Any], stream_fir
         "base_seconds": measured["base"][0],
         "stream_seconds": measured["stream"][0],
         "stream_seconds_cold": measured["stream_cold"][0],
-        "update_seconds": None if line["updates"] is None else _updates(arm, decoder, request),
+        "update_seconds": [*updates, measured["stream"][0]] if updates else None,
         "base_tokens": list(measured["base"][1].tokens),
         "stream_tokens": list(measured["stream_cold"][1].tokens),
     }
@@ -85,25 +94,18 @@ def noise_floor(lines: Mapping[str, Mapping[str, Any]], timings: list[dict[str, 
     }
 
 
-def _seconds(
-    decoder: AutoregressiveDecoder, prompt: list[int], draft: Answer, held: list[int] | None = None
-) -> tuple[float, Answer]:
-    decoder.forget()
-    if held is not None:
-        decoder.prefill(held)
+def _seconds(decoder: AutoregressiveDecoder, prompt: list[int], draft: Answer) -> tuple[float, Answer]:
     begin = now(decoder.model.device)
     answer = decoder.decode(prompt, decoder.verify(prompt, draft).answer)
     return now(decoder.model.device) - begin, answer
 
 
 def _updates(arm: Arm, decoder: AutoregressiveDecoder, request: Request) -> list[float]:
-    decoder.forget()
+    """The seconds of each update before the last sentence, as a session walks them."""
     draft, seconds = Answer(), []
-    for i in range(1, 1 + len(request.sentences)):
-        begin = now(arm.model.device)
-        prompt = arm.prompt(request, i)
-        draft = decoder.decode(prompt, decoder.verify(prompt, draft).answer)
-        seconds.append(now(arm.model.device) - begin)
+    for i in range(1, len(request.sentences)):
+        taken, draft = _seconds(decoder, arm.prompt(request, i), draft)
+        seconds.append(taken)
     return seconds
 
 

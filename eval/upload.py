@@ -55,6 +55,8 @@ def upload(report: Path, project: str, name: str, folder: Path) -> str:
             place, offline = run.url, run.settings.sync_dir
     except (wandb.Error, OSError, ValueError) as error:
         raise UserError(f"report.wandb={project}: {_without_key(error)}; the report itself is in {report}") from None
+    finally:
+        wandb.teardown()  # its own process writes the end of an offline run's file only when it is told to end
     return place or f"not sent; to send it: wandb sync {offline}"
 
 

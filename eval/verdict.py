@@ -19,6 +19,14 @@ class Verdict:
     sentence: str
 
 
+def stricter(section: Mapping[str, Any]) -> set[str]:
+    """The forms of `section`'s headline that flatter less than the other one; none where both are the same."""
+    entries = section["figures"]
+    return {
+        chosen for name, chosen in section["headline"].items() if _after(entries, name) != _after(entries, name, True)
+    }
+
+
 def outcome(entry: Mapping[str, Any], confidence: float) -> Outcome:
     """A change counts as shown where its interval leaves out zero and the test's p is at most 1 - confidence.
 
@@ -92,11 +100,19 @@ def plain(change: Mapping[str, Any], scope: str | None) -> Verdict:
     entry = found["figures"][found["headline"]["speedup_passes_median"]]
     fast, faster = _speed_in_words(entry, change["confidence"])
     in_seconds = found["figures"][found["headline"]["speedup_seconds_median"]]
-    clock = _seconds_in_words(fast, outcome(in_seconds, change["confidence"]))
+    clock = _seconds_in_words(fast, _outcome_of_seconds(in_seconds, change["confidence"]))
     quality = _quality_in_words(graded["figures"]["quality_stream"] if graded else None, change["confidence"])
+    return Verdict("plain", fast, f"{faster}{clock}, {quality} ({_rests_on(change, found, graded)}).")
+
+
+def _rests_on(change: Mapping[str, Any], found: Mapping[str, Any], graded: Mapping[str, Any] | None) -> str:
+    """The numbers behind the plain sentence, and which arms each part of it compares."""
+    chosen = found["headline"]["speedup_passes_median"]
+    entry, form = found["figures"][chosen], "stricter median" if chosen in stricter(found) else "median"
     values = " to ".join(number(entry[side]["value"], "times") for side in ("before", "after"))
-    shown = f"stricter median in passes {values}, n = {entry['n']}"
-    return Verdict("plain", fast, f"{faster}{clock}, {quality} ({shown}).")
+    speed = f"{form} in passes {values}, {change['before']} against {change['after']}, n = {entry['n']}"
+    scored = graded["figures"]["quality_stream"]["n"] if graded else 0
+    return f"{speed}; quality {change['quality_before']} against {change['after']}, n = {scored}"
 
 
 def _speed_in_words(entry: Mapping[str, Any], confidence: float) -> tuple[Outcome, str]:
@@ -108,6 +124,12 @@ def _speed_in_words(entry: Mapping[str, Any], confidence: float) -> tuple[Outcom
         "too few requests": "Too few requests to say whether it is faster",
     }
     return found, words.get(found) or f"Speed unchanged within ±{number(_widest(entry), 'times')}"
+
+
+def _outcome_of_seconds(entry: Mapping[str, Any], confidence: float) -> Outcome:
+    """A loss that the interval shows is said, whatever the test says: a permuted median seldom has a small p."""
+    found = outcome(entry, confidence)
+    return "fell" if found == "not clear" and entry["change"]["high"] < 0 else found
 
 
 def _seconds_in_words(passes: Outcome, seconds: Outcome) -> str:
@@ -133,6 +155,10 @@ def _quality_in_words(entry: Mapping[str, Any] | None, confidence: float) -> str
     return "quality not clear" if found == "not clear" else "too few requests to say about quality"
 
 
+def _after(entries: Mapping[str, Any], name: str, crossed: bool = False) -> float | None:
+    return entries[f"{name}{AGAINST_BEFORE}" if crossed else name]["after"]["value"]
+
+
 def _widest(entry: Mapping[str, Any]) -> float:
     return max(abs(entry["change"]["low"]), abs(entry["change"]["high"]))
 
@@ -147,10 +173,11 @@ def _figure(found: Mapping[str, Any], name: str, subject: str, confidence: float
 
 
 def _speed(found: Mapping[str, Any], name: str, confidence: float) -> Verdict:
-    """The stricter of the two forms, and which it is."""
+    """The stricter of the two forms, and which it is; where both are the same, either model's base."""
     chosen = found["headline"][name]
     form = "the before model's base" if chosen.endswith(AGAINST_BEFORE) else "the after model's own base"
-    subject = f"{BY_NAME[name].label}, against {form} (the stricter form),"
+    against = f"{form} (the stricter form)" if chosen in stricter(found) else "either model's base"
+    subject = f"{BY_NAME[name].label}, against {against},"
     verdict = _verdict(BY_NAME[name].label.lower(), subject, found["figures"][chosen], "times", confidence)
     return Verdict(verdict.topic, verdict.outcome, verdict.sentence.replace(",:", ":"))
 

@@ -10,12 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import DynamicCache
 
 from headstart.acceptance import Rule, Rules, greedy, leading_run
 from headstart.autoregressive import common_prefix
 from headstart.decoder import Answer, PassCounter, Verified, scored, settle
 from headstart.lookup import Tokens, offered, pieces
+
+GROUP = 8  # rows that are prefilled together
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,7 @@ class BatchDecoder:
         results: list[list[Advance]] = []
         for part in self._parts(len(prompts)):
             with PassCounter(self.model) as counter:
-                counter.rows = range(len(prompts[part]))
-                _, judged = self._verify(prompts[part], drafts[part], rules)
+                _, judged = self._verify(counter, prompts[part], drafts[part], rules)
             for row, by_rule in enumerate(judged):
                 results.append([Advance(after.answer, after.kept, counter.by_row[row]) for after in by_rule])
         return results
@@ -82,8 +84,7 @@ class BatchDecoder:
     ) -> list[Advance]:
         searched = [pieces(given, self.stop_ids) for given in sources]
         with PassCounter(self.model) as counter:
-            counter.rows = range(len(prompts))
-            batch, judged = self._verify(prompts, drafts, lambda logits, draft: (self.rule(logits, draft),))
+            batch, judged = self._verify(counter, prompts, drafts, lambda logits, draft: (self.rule(logits, draft),))
             kept = [by_rule[0].kept for by_rule in judged]
             answers = [by_rule[0].answer for by_rule in judged]
             batch.drop_right([max(0, len(scored(draft)) - k) for draft, k in zip(drafts, kept, strict=True)])
@@ -97,13 +98,13 @@ class BatchDecoder:
         return [Advance(answers[row], kept[row], counter.by_row[row]) for row in range(len(prompts))]
 
     def _verify(
-        self, prompts: Sequence[Tokens], drafts: Sequence[Answer], rules: Rules
+        self, counter: PassCounter, prompts: Sequence[Tokens], drafts: Sequence[Answer], rules: Rules
     ) -> tuple["_Batch", list[list[Verified]]]:
         batch = _Batch(self.model, [[*p, *scored(d)] for p, d in zip(prompts, drafts, strict=True)])
-        width = 1 + max(len(scored(draft)) for draft in drafts)
-        logits = batch.prefill(width)
-        scores = [logits[row, width - 1 - len(scored(draft)) :] for row, draft in enumerate(drafts)]
-        return batch, [self._judged(*pair, rules) for pair in zip(scores, drafts, strict=True)]
+        judged: dict[int, list[Verified]] = {}
+        for row, scores in batch.prefill(counter, [1 + len(scored(draft)) for draft in drafts]):
+            judged[row] = self._judged(scores, drafts[row], rules)
+        return batch, [judged[row] for row in range(len(drafts))]
 
     def _judged(self, scores: Tensor, draft: Answer, rules: Rules) -> list[Verified]:
         """`scores`, shape (fed draft tokens + 1, vocabulary), judged by each rule."""
@@ -129,10 +130,33 @@ class _Batch:
         self.rows = list(range(len(rows)))
         self.cache = DynamicCache()
 
-    def prefill(self, width: int) -> Tensor:
-        """Feed everything; logits of the last `width` columns, shape (rows, width, vocabulary)."""
-        positions = (self.mask.cumsum(dim=1) - 1).clamp(min=0)
-        return self._forward(self.ids, positions, width)
+    def prefill(self, counter: PassCounter, wanted: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
+        """Feed everything; yields each row with the logits of its last `wanted[row]` columns, (wanted, vocabulary).
+
+        Rows of like length go together: a padded column costs as much as a token of text. No logits are held for
+        longer than their group needs.
+        """
+        order = sorted(self.rows, key=lambda row: int(self.mask[row].sum()))
+        groups = [order[begin : begin + GROUP] for begin in range(0, len(order), GROUP)]
+        caches = []
+        for group in groups:
+            cache, width = DynamicCache(), max(wanted[row] for row in group)
+            columns = self.mask.shape[1] - int(self.mask[group].sum(dim=1).max())  # that are padding in all of them
+            mask = self.mask[group, columns:]
+            positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
+            counter.rows = group
+            logits = self._forward(self.ids[group, columns:], mask, positions, cache, width)
+            caches.append(cache)
+            yield from ((row, logits[place, width - wanted[row] :]) for place, row in enumerate(group))
+        self._join(caches, order)
+
+    def _join(self, caches: Sequence[DynamicCache], order: Sequence[int]) -> None:
+        """The groups' caches as one, its rows in their own order again, padded on the left to one width."""
+        width, back = self.mask.shape[1], torch.tensor(order, device=self.mask.device).argsort()
+        for number, layers in enumerate(zip(*(cache.layers for cache in caches), strict=True)):
+            parts: Any = [[layer.keys for layer in layers], [layer.values for layer in layers]]
+            keys, values = (torch.cat([pad(x, (0, 0, width - x.shape[2], 0)) for x in part])[back] for part in parts)
+            self.cache.update(keys, values, number)
 
     def drop_right(self, counts: Sequence[int]) -> None:
         """Take `counts[row]` tokens off the right end of each row; trim the left padding."""
@@ -169,19 +193,21 @@ class _Batch:
         ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in tokens], device=device)
         positions = self.mask.sum(dim=1, keepdim=True) + torch.arange(width, device=device)
         self.mask = torch.cat([self.mask, torch.ones_like(positions)], dim=1)
-        chosen: list[list[int]] = self._forward(ids, positions, width).argmax(dim=-1).tolist()
+        logits = self._forward(ids, self.mask, positions, self.cache, width)
+        chosen: list[list[int]] = logits.argmax(dim=-1).tolist()
         return chosen
 
-    def _forward(self, ids: Tensor, positions: Tensor, width: int) -> Tensor:
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: DynamicCache, width: int) -> Tensor:
         output = self.model(
             input_ids=ids,
-            attention_mask=self.mask,
+            attention_mask=mask,
             position_ids=positions,
-            cache=self.cache,
+            cache=cache,
             use_cache=True,
             logits_to_keep=width,
         )
-        return output.logits
+        logits: Tensor = output.logits
+        return logits
 
     def _leave(self, answers: Sequence[Answer], share: float) -> None:
         """Let finished rows leave the batch once the unfinished are at most `share` of it; trim the left padding."""

@@ -158,7 +158,12 @@ def looked_up(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         r
         if r["excluded"]
-        else r | {"base_passes_lookup": 1 + r["base_passes"] // 2, "stream_passes_recycle": 1 + r["stream_passes"] // 3}
+        else r
+        | {
+            "base_passes_lookup": 1 + r["base_passes"] // 2,
+            "stream_passes_recycle": 1 + r["stream_passes"] // 3,
+            "recycle_differs": ["base"] if r["id"].endswith("/2") else [],
+        }
         for r in found
     ]
 

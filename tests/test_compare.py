@@ -355,7 +355,7 @@ def test_the_plain_verdict() -> None:
     slow, fast = scored("message", half, 80), scored("merged", half, 10)
     # Nothing differs among 40: up to 1 - 0.05^(1/40) of requests could, unseen.
     assert said(slow, fast).startswith(
-        "Faster in passes (seconds not judged), quality unchanged within ±7.2 points (stricter median in passes 1.22×"
+        "Faster in passes (seconds not judged), quality unchanged within ±7.2 points (median in passes 1.22×"
     )
     assert said(fast, slow).startswith("Slower, quality unchanged within")
     assert said(slow, scored("merged", half, 80)).startswith("Speed unchanged within ±0.00×")

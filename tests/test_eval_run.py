@@ -10,7 +10,7 @@ from conftest import real_tokenizer
 from peft import get_peft_model
 from tiny_models import REQUESTS, SHORT, arguments, invocation, reciter, save, talker_folder
 
-from eval import arms, run, suite, timing
+from eval import arms, run, shards, suite, timing
 from eval.benchmarks import heldout
 from eval.replay import replay
 from headstart import model as loading
@@ -197,7 +197,7 @@ def test_a_killed_evaluation_resumes_to_the_same_bytes(evaluated, recited, tmp_p
             raise KeyboardInterrupt
         return replay(arm, part, unfit)
 
-    monkeypatch.setattr(run, "replay", counted)
+    monkeypatch.setattr(shards, "replay", counted)
     assert run.main(argv) == 130
     assert not (tmp_path / "run" / "eval" / "message").exists()
     [written] = (tmp_path / "run" / "eval" / ".message.partial").glob("*.jsonl")

@@ -247,6 +247,18 @@ def test_the_papers_numbers_are_those_of_the_record() -> None:
     kept = next(row for row in paper()["kept"] if row["scope"] == "pooled")
     assert {key: kept[key] for key in ("none", "some", "all")} == six["kept_at_final_update_percent"]
     assert kept["n"] == six["pooled"]["n"]
+    given, none = six["partial_percent"], six["keeps_nothing_percent"]
+    refusion = {row["scope"]: row for row in paper()["kept"] if row["model"] == "refusion" and row is not kept}
+    assert {scope: row["some"] for scope, row in refusion.items() if "some" in row} == given
+    assert {"_".join(scope.split()): row["none"] for scope, row in refusion.items() if "none" in row} == {
+        scope: value for scope, value in none.items() if value is not None
+    }
+    one_pass = record["section6"]["autoregressive"]["one_pass_percent"]
+    assert next(row["one_pass"] for row in paper()["kept"] if row["model"] == "gemma3") == one_pass["gemma3"]
+    seven = record["section7"]["qwen3"]
+    for row, side in zip((r for r in paper()["kept"] if r["model"] == "qwen3"), ("before", "after"), strict=True):
+        assert row["one_pass"] == seven["one_pass_percent"][side]
+        assert row["kept_share"] == pytest.approx(100 * seven["kept_share"][side])
     risk = paper()["risk"][0]
     assert [risk[key] for key in ("below_1x", "below_09x", "below_08x")] == list(six["below"].values())
     assert risk["losers_median"] == six["median_of_losers"]
@@ -263,6 +275,34 @@ def test_the_papers_numbers_are_those_of_the_record() -> None:
     for key in ("mean", "median"):
         assert {m: pooled[m][key] for m in models} == record["section6"]["autoregressive"][f"pooled_{key}"]
     assert len(paper()["disagreements"]) == len(record["disagreements_in_the_paper"])
+    assert paper()["source"] == record["source"]
+    assert {key: name.split(" (") for key, name in paper()["benchmarks"].items()} == {
+        key: [found["name"], f"{found['metric']})"] for key, found in record["benchmarks"].items()
+    }
+    for remark, numbers in remarked(record).items():
+        said = re.findall(r"\d+(?:\.\d+)?", re.sub(r"(?<=\w)-[\d.]+\w*|[Ss]ection \d", "", paper()["remarks"][remark]))
+        assert {float(n) for n in said} >= numbers, remark
+
+
+def remarked(record: dict[str, Any]) -> dict[str, set[float]]:
+    """The numbers of the record that the remarks of eval/paper.yaml hold in their sentences."""
+    six, seven, limits = record["section6"]["refusion"], record["section7"]["qwen3"], record["limitations"]
+    wrong, ranges = limits["fast_but_wrong"], limits["total_passes_over_base"]
+    macro = [seven[f"macro_speedup_{name}"] for name in ("passes_mean", "seconds_mean", "passes_median")]
+    medians = [seven["speedup_passes_median"][name] for name in ("canitedit", "coedit")]
+    refined = record["section7"]["refusion"]["quality_change_points"]["draft-refinement"]
+    return {
+        "risk": set(six["below_1x_per_benchmark_percent"].values()),
+        "cost": {*ranges["refusion"].values(), *ranges["two_largest_gains"].values()},
+        "answers": {
+            *wrong["refusion_chat"].values(),
+            wrong["refusion_canitedit_example_speedup"],
+            -record["section6"]["quality_change"]["worst_code_or_edit"],
+        }
+        - {2},  # "at least twice"
+        "table3": {value for pair in (*macro, *medians) for value in pair.values()}
+        | {refined[name] for name in ("ds1000", "canitedit", "coedit")},
+    }
 
 
 def test_the_page_needs_nothing_from_outside(report: Path) -> None:
@@ -548,6 +588,7 @@ def test_what_only_some_evaluations_measure(rich: Path) -> None:
     row = next(r for r in rows(rich, "recycle") if (r["model"], r["benchmark"]) == ("merged", "pooled"))
     for key in ("speedup_passes_recycle_median", "lookup_gain_median"):
         assert float(row[key]) == pytest.approx(whole["pooled"][key]["value"], abs=1e-4)
+    assert row["answers_differ"] == "2 of 22"
     typed = [r for r in rows(rich, "typing") if (r["model"], r["benchmark"]) == ("merged", "MBPP (pass@1)")]
     assert [r["words_a_minute"] for r in typed][:2] == ["20", "40 (eval.chars_per_second)"]
     assert typed[-1]["words_a_minute"] == "every draft is waited for"
@@ -565,6 +606,50 @@ def test_what_only_some_evaluations_measure(rich: Path) -> None:
     shares = next(r for r in rows(rich, "kept") if (r["model"], r["benchmark"]) == ("merged", "pooled"))
     parts = ("no_draft_share", "keeps_nothing_share", "keeps_some_share", "keeps_all_share")
     assert sum(float(shares[key]) for key in parts) == pytest.approx(100, abs=0.05)
+
+
+def test_the_time_to_draft_is_drawn_and_long_tables_are_folded(rich: Path, report: Path) -> None:
+    for name in ("typing", "typing-speedup", "frontier"):
+        assert (rich.parent / "figures" / f"{name}.svg").stat().st_size > 0
+        assert not (report.parent / "figures" / f"{name}.svg").exists()
+    said = section(rich, "typing")
+    assert "HumanEval (pass@1)" in said
+    assert "% of drafts finished in time" in said
+    page = rich.read_text()
+    folded = re.findall(r'<details class="fold"><summary>([^:]*)', page)
+    assert "Time to draft" in folded
+    assert not [title for title in folded if title.startswith("Table")]
+    assert "@media print" in page
+    assert ".fold::details-content { content-visibility: visible; }" in page
+
+
+def test_equal_forms_are_not_told_apart(tmp_path: Path) -> None:
+    """Both arms have the same base answers: neither form of an after-figure flatters less than the other."""
+    found = records(1, 0.5, 12)
+    sizes = [dict.fromkeys(("draft_tokens", "kept_tokens"), r["base_passes"]) | {"stream_passes": 1} for r in found]
+    later = [r if r["excluded"] else r | size for r, size in zip(found, sizes, strict=True)]
+    before, after = write_arm(tmp_path / "message", "message", found), write_arm(tmp_path / "merged", "merged", later)
+    for folder in (before, after):
+        (folder / "timings.jsonl").unlink()
+    page = build_report([Place("tie", before, after, None)], tmp_path / "report", QUICK, 0)
+    said = json_of(page)["verdicts"]["humaneval"]
+    assert "(median in passes " in said[0]["sentence"]
+    assert "message against merged, n = 11; quality message against merged, n = 9)" in said[0]["sentence"]
+    assert not [one for one in said if "stricter" in one["sentence"] and one["topic"] != "caution"]
+    assert {row["stricter_form"] for row in rows(page, "change")} == {"no"}
+    assert ">stricter form<" not in page.read_text()
+    assert "(stricter form)" not in (page.parent / "report.md").read_text()
+    assert "Speedup in passes, median" in (page.parent / "report.md").read_text()
+
+
+def test_the_replay_knows_how_answers_are_scored(tmp_path: Path) -> None:
+    lines = [r for name in ("humaneval", "coedit", "my.jsonl") for r in records(1, 0.5, 8, name)]
+    arm = read_arms(write_arm(tmp_path / "message", "message", lines))[0]
+    assert [(b["name"], b["metric"]) for b in replays({"before": arm}, 1)] == [
+        ("humaneval", "pass@1"),
+        ("coedit", "F1"),
+        ("my.jsonl", "F1"),
+    ]
 
 
 def test_the_report_for_a_pull_request_is_short(report: Path) -> None:

@@ -39,7 +39,10 @@
     }));
   }
   function count(n, one, many) { return n + " " + (n === 1 ? one : many); }
-  function score(value) { return value === null ? "not scored" : value === 1 ? "passed" : value === 0 ? "failed" : value.toFixed(3); }
+  function score(value) {
+    if (value === null) { return "not scored"; }
+    return benchmark().metric === "pass@1" ? (value === 1 ? "passed" : "failed") : "F1 " + (100 * value).toFixed(1) + "%";
+  }
 
   function caption(step, last, total) {
     const what = last ? "The last sentence is there: the request is submitted. " : "Sentence " + step.seen + " of " + total + " arrives. ";
