@@ -207,7 +207,7 @@ def test_a_killed_evaluation_resumes_to_the_same_bytes(evaluated, recited, tmp_p
         patch.setattr(timing, "time_request", interrupt)
         assert run.main(argv) == 130
     assert seen == [["own/0", "own/1"], ["own/2", "own/3"], ["own/2", "own/3"], ["own/4"]]
-    monkeypatch.setattr(run, "replay", interrupt)
+    monkeypatch.setattr(shards, "replay", interrupt)
     assert run.main(argv) == 0  # what is left is timed; nothing is replayed
     again = tmp_path / "run" / "eval" / "message"
     assert (again / "requests.jsonl").read_bytes() == (folder / "requests.jsonl").read_bytes()
