@@ -26,7 +26,9 @@ _REQUEST: Kinds = {
     "total_passes": int | None,
     "score_note": str | None,
 }
-_LATER: Kinds = dict.fromkeys(("base_passes_lookup", "stream_passes_recycle"), int | None)  # older runs lack them
+_LATER: Kinds = dict.fromkeys(  # older runs lack them
+    ("base_passes_lookup", "stream_passes_recycle", "unseen_tokens", "turn_tokens"), int | None
+)
 _IDENTITY = ("id", "benchmark", "sentences")
 _EXCLUDED: Kinds = {key: kind if key in _IDENTITY else kind | None for key, kind in _REQUEST.items()}
 _TIMING: Kinds = {

@@ -23,6 +23,7 @@ _FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<before>.*?)(?P<fence>`{3,}|~{3,})(?
 _CODE = re.compile(r"(?:def|class|import|from|async)\s|@\w")
 _LANGUAGE = re.compile(r"(?:python3?|py)\s+(?=(?:def|class|import|from|async)\s|@\w)")
 _FUTURE = re.compile(r"^from __future__ import .*\n", re.MULTILINE)
+_DEEPEST = 100  # levels of a tree; `ast.dump` and `ast.unparse` recurse several frames a level
 
 
 @dataclass(frozen=True)
@@ -146,15 +147,26 @@ def _outdent(line: str, width: int) -> str:
 
 
 def _parse(text: str) -> ast.Module | int:
-    """The tree, or the number of the line (from 1) at which parsing failed."""
+    """The tree, or the number of the line (from 1) at which parsing failed: 1 for a tree that is too deep to walk."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return ast.parse(text)
+            tree = ast.parse(text)
         except SyntaxError as error:
             return error.lineno or 1 << 30
-        except (ValueError, RecursionError, MemoryError):
+        except ValueError:
             return 1 << 30
+        except (RecursionError, MemoryError):
+            return 1
+    return tree if _walkable(tree) else 1
+
+
+def _walkable(tree: ast.Module) -> bool:
+    """A model that repeats itself writes `1 + 1 + 1 + ...`, whose tree is as deep as the text is long."""
+    level: list[ast.AST] = [tree]
+    for _ in range(_DEEPEST):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    return not level
 
 
 def _head(text: str) -> str:

@@ -1,5 +1,7 @@
 """The figures of one arm: pure functions of the lines of requests.jsonl and timings.jsonl."""
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -30,6 +32,7 @@ QUOTIENTS = {
     "unseen_share": ("unseen_characters", "turn_characters"),
     "unseen_tokens_share": ("unseen_tokens", "turn_tokens"),
 }
+_NOTE = re.compile(r"(base|stream): (.*?)(?:; (?=stream: )|$)")  # of a line's score_note
 KEPT = {"none": "keeps_nothing", "some": "keeps_some", "all": "keeps_all", "no_draft": "no_draft"}
 
 
@@ -44,9 +47,9 @@ def summarise(
 
     Excluded requests leave every figure and are counted in `n_excluded`. A request without a score on either side
     leaves both quality figures: those that the scorer itself failed on are listed in `harness_errors`, the rest in
-    `unscored`; an answer that fails its tests has the score 0 and stays. `n_undefined_speedup` counts requests with
-    a residual of zero passes, which have no speedup; `n_zero_denominator` counts, for each of QUOTIENTS that has some,
-    the requests that have none for such a reason.
+    `unscored`; an answer that fails its tests has the score 0 and stays, and `failures` counts the reasons.
+    `n_undefined_speedup` counts requests with a residual of zero passes, which have no speedup; `n_zero_denominator`
+    counts, for each of QUOTIENTS that has some, the requests that have none for such a reason.
 
     Args:
         records_by_benchmark: lines of requests.jsonl.
@@ -111,6 +114,19 @@ def excluded(records: Iterable[Line]) -> list[dict[str, str]]:
 def harness_error(record: Line) -> bool:
     """Whether the scorer, not the answer, failed: no score on one side, and its note says so."""
     return not _scored(record) and HARNESS_ERROR in (record["score_note"] or "")
+
+
+def failures(records: Iterable[Line]) -> dict[str, dict[str, int]]:
+    """Why answers got the score 0, by side: reason -> how many.
+
+    "extraction" and "format" are answers in which no program was found, which says something else of a model than
+    wrong programs do.
+    """
+    found = {side: Counter[str]() for side in ("base", "stream")}
+    for record in records:
+        for side, note in _NOTE.findall(record["score_note"] or ""):
+            found[side].update([note] if record[f"{side}_score"] == 0 and note != "scored" else [])
+    return {side: dict(counts.most_common()) for side, counts in found.items()}
 
 
 def table(records: Sequence[Line], timings: Iterable[Line]) -> Table:
@@ -194,6 +210,7 @@ def _rendered(
         "n_scored": len(inside) - len(without_score),
         "harness_errors": [r["id"] for r in without_score if harness_error(r)],
         "unscored": [r["id"] for r in without_score if not harness_error(r)],
+        "failures": failures(inside),
         "n_undefined_speedup": int(np.sum(np.isnan(rows["speedup_passes"]))),
         "n_zero_denominator": {name: n for name in QUOTIENTS if (n := int(np.sum(rows[QUOTIENTS[name][1]] == 0)))},
         "n_by_figure": {name: e.n for name, e in estimates.items()},

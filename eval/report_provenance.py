@@ -36,7 +36,7 @@ def left_out(arms: Sequence[Arm], summaries: Mapping[str, Mapping[str, Any]]) ->
 
     Returns:
         [{"label", "n", "n_excluded", "n_scored", "n_timed", "undefined", "harness_errors", "unscored",
-        "reasons": [(benchmark, reason, [id])]}]
+        "failures", "reasons": [(benchmark, reason, [id])]}]
     """
     return [_left_out(arm.label, summaries[arm.label]) for arm in arms]
 
@@ -54,7 +54,7 @@ def excluded_grid(arms: Sequence[Arm], summaries: Mapping[str, Mapping[str, Any]
 
 def _left_out(label: str, summary: Mapping[str, Any]) -> dict[str, Any]:
     pooled = summary["pooled"]
-    counts = ("n", "n_excluded", "n_scored", "n_timed", "n_undefined_speedup", "harness_errors", "unscored")
+    counts = ("n", "n_excluded", "n_scored", "n_timed", "n_undefined_speedup", "harness_errors", "unscored", "failures")
     reasons = Counter((one["benchmark"], one["reason"]) for one in summary["excluded"])
     ids = {key: [o["id"] for o in summary["excluded"] if (o["benchmark"], o["reason"]) == key] for key in reasons}
     return {"label": label} | {k: pooled[k] for k in counts} | {"reasons": [(*key, ids[key]) for key in reasons]}

@@ -84,7 +84,7 @@ def replay_arm(invocation: Invocation, state: PartialState) -> None:
 def score_known(invocation: Invocation) -> None:
     """`eval.gold=true`: write eval/gold and print what was not as it must be."""
     found = suite.load(invocation)
-    suite.check_scoring(invocation.recipe.eval)
+    sandbox = suite.check_scoring(invocation.recipe.eval)
     settings = {"eval": invocation.recipe.eval.model_dump(mode="json"), "data": found.data_hash}
     folder = invocation.run_dir / "eval" / "gold"
     if invocation.dry_run:
@@ -95,11 +95,11 @@ def score_known(invocation: Invocation) -> None:
     with run_folder.step(invocation, folder, settings) as step:
         if step is not None:
             scored = list(gold.lines(found.requests, invocation.recipe.eval))
-            summary = gold.summarise(scored)
+            summary = {"sandbox": sandbox, "benchmarks": gold.summarise(scored)}
             run_folder.write_atomically(step.partial / "scores.jsonl", gold.dump(scored))
             run_folder.write_atomically(step.partial / "summary.json", json.dumps(summary, indent=1) + "\n")
             run_folder.finish(step)
-            print(gold.say(summary))
+            print(gold.say(summary["benchmarks"]))
 
 
 def fill(

@@ -301,7 +301,8 @@ def eval_gold(here, tmp_path):
     argv = arguments(here.model, tmp_path / "gold", "eval.gold=true", "eval.limit=3", "eval.benchmarks=[humaneval]")
     assert run.main(argv) == 0
     summary = json.loads((tmp_path / "gold" / "eval" / "gold" / "summary.json").read_text())
-    assert summary["humaneval"]["reference"] == {"n": 3, "as_expected": 3}
+    assert summary["benchmarks"]["humaneval"]["reference"] == {"n": 3, "as_expected": 3}
+    assert summary["sandbox"].startswith(("bubblewrap", "isolated"))
     assert not (tmp_path / "gold" / "eval" / "message").exists()
 
 
