@@ -95,11 +95,12 @@ def score_known(invocation: Invocation) -> None:
     with run_folder.step(invocation, folder, settings) as step:
         if step is not None:
             scored = list(gold.lines(found.requests, invocation.recipe.eval))
-            summary = {"sandbox": sandbox, "benchmarks": gold.summarise(scored)}
+            judged = gold.summarise(scored)
+            summary = {"sandbox": sandbox, "benchmarks": judged}
             run_folder.write_atomically(step.partial / "scores.jsonl", gold.dump(scored))
             run_folder.write_atomically(step.partial / "summary.json", json.dumps(summary, indent=1) + "\n")
             run_folder.finish(step)
-            print(gold.say(summary["benchmarks"]))
+            print(gold.say(judged))
 
 
 def fill(

@@ -1,16 +1,17 @@
 """Wall clock of single requests, base and stream in turn, on an idle device after a warm-up."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from eval.arms import Arm
 from eval.lines import append, read_whole_lines
 from eval.replay import draft_of
 from headstart.autoregressive import AutoregressiveDecoder
-from headstart.decoder import Answer, now
+from headstart.decoder import Answer, Verified, now
 from headstart.request import Request
 
+T = TypeVar("T")
 Requests = Mapping[str, Sequence[Request]]
 
 
@@ -46,36 +47,41 @@ def time_request(arm: Arm, request: Request, line: Mapping[str, Any], stream_fir
     """A line of timings.jsonl: seconds after the last sentence, device synchronised, monotonic clock.
 
     `base_seconds` and `stream_seconds_cold` start with nothing at hand; `stream_seconds` (warm) with the cache of the
-    prompt before the last sentence, as a session has it. `update_seconds` (replay=full) is each update's own time; the
-    last one is `stream_seconds`. `base_tokens` and `stream_tokens` say what was decoded here, one request at a time.
+    prompt before the last sentence, as a session has it: its verification is timed by itself, and the decoding after
+    it, which is the same work, is taken from the cold run. `update_seconds` (replay=full) is each update's own time;
+    the last one is `stream_seconds`. `base_tokens` and `stream_tokens` say what was decoded here, one request at a
+    time.
     """
     decoder = arm.decoder()
     whole, draft = arm.prompt(request, len(request.sentences)), draft_of(line)
     updates: list[float] = []
 
-    def warm() -> tuple[float, Answer]:
+    def warm() -> tuple[float, Verified]:
         decoder.forget()
         if line["updates"] is None:
             decoder.prefill(arm.prompt(request, len(request.sentences) - 1))
         else:
             updates.extend(_updates(arm, decoder, request))
-        return _seconds(decoder, whole, draft)
+        return _timed(decoder, lambda: decoder.verify(whole, draft))
 
-    def cold(held: Answer) -> tuple[float, Answer]:
+    def cold(held: Answer) -> tuple[float, float, Answer]:
         decoder.forget()
-        return _seconds(decoder, whole, held)
+        return _update(decoder, whole, held)
 
-    sides = {"base": lambda: cold(Answer()), "stream_cold": lambda: cold(draft), "stream": warm}
+    sides: dict[str, Any] = {"base": lambda: cold(Answer()), "stream_cold": lambda: cold(draft), "stream": warm}
     order = ("stream", "stream_cold", "base") if stream_first else ("base", "stream_cold", "stream")
     measured = {name: sides[name]() for name in order}
+    base_verification, base_rest, base = measured["base"]
+    verification, rest, stream = measured["stream_cold"]
+    session = measured["stream"][0] + rest
     return {
         "id": request.id,
-        "base_seconds": measured["base"][0],
-        "stream_seconds": measured["stream"][0],
-        "stream_seconds_cold": measured["stream_cold"][0],
-        "update_seconds": [*updates, measured["stream"][0]] if updates else None,
-        "base_tokens": list(measured["base"][1].tokens),
-        "stream_tokens": list(measured["stream_cold"][1].tokens),
+        "base_seconds": base_verification + base_rest,
+        "stream_seconds": session,
+        "stream_seconds_cold": verification + rest,
+        "update_seconds": [*updates, session] if updates else None,
+        "base_tokens": list(base.tokens),
+        "stream_tokens": list(stream.tokens),
     }
 
 
@@ -94,18 +100,25 @@ def noise_floor(lines: Mapping[str, Mapping[str, Any]], timings: list[dict[str, 
     }
 
 
-def _seconds(decoder: AutoregressiveDecoder, prompt: list[int], draft: Answer) -> tuple[float, Answer]:
+def _update(decoder: AutoregressiveDecoder, prompt: list[int], draft: Answer) -> tuple[float, float, Answer]:
+    """Seconds of the verification, seconds of the decoding after it, and the answer."""
+    verification, verified = _timed(decoder, lambda: decoder.verify(prompt, draft))
+    rest, answer = _timed(decoder, lambda: decoder.decode(prompt, verified.answer))
+    return verification, rest, answer
+
+
+def _timed(decoder: AutoregressiveDecoder, work: Callable[[], T]) -> tuple[float, T]:
     begin = now(decoder.model.device)
-    answer = decoder.decode(prompt, decoder.verify(prompt, draft).answer)
-    return now(decoder.model.device) - begin, answer
+    done = work()
+    return now(decoder.model.device) - begin, done
 
 
 def _updates(arm: Arm, decoder: AutoregressiveDecoder, request: Request) -> list[float]:
     """The seconds of each update before the last sentence, as a session walks them."""
     draft, seconds = Answer(), []
     for i in range(1, len(request.sentences)):
-        taken, draft = _seconds(decoder, arm.prompt(request, i), draft)
-        seconds.append(taken)
+        verification, rest, draft = _update(decoder, arm.prompt(request, i), draft)
+        seconds.append(verification + rest)
     return seconds
 
 
