@@ -610,16 +610,19 @@ def clocked(talking, tmp_path, monkeypatch):
 
 
 def test_seconds_are_the_devices_own_and_not_the_queues(clocked):
-    """Each side's seconds are its own passes': what is queued before it has run, what it queues is waited for."""
+    """Each side's seconds are its own passes': what is queued before it has run, what it queues is waited for.
+
+    A side is its verification and the decoding after it, each waited for.
+    """
     device, arm, requests, lines = clocked(lambda number: 1.0, "full")
     for number, request in enumerate(requests[:6]):
         line = lines[request.id]
         device.forward()  # something that was queued earlier
         taken = timing.time_request(arm, request, line, stream_first=bool(number % 2))
-        assert taken["base_seconds"] == pytest.approx(line["base_passes"] + SYNC)
-        assert taken["stream_seconds_cold"] == pytest.approx(line["stream_passes"] + SYNC)
-        assert taken["stream_seconds"] == pytest.approx(line["stream_passes"] + SYNC)
-        updates = [update["passes"] + SYNC for update in line["updates"]]
+        assert taken["base_seconds"] == pytest.approx(line["base_passes"] + 2 * SYNC)
+        assert taken["stream_seconds_cold"] == pytest.approx(line["stream_passes"] + 2 * SYNC)
+        assert taken["stream_seconds"] == pytest.approx(line["stream_passes"] + 2 * SYNC)
+        updates = [update["passes"] + 2 * SYNC for update in line["updates"]]
         assert taken["update_seconds"] == pytest.approx(updates)
 
 
@@ -634,8 +637,8 @@ def test_the_first_slow_pass_is_in_no_second(clocked, tmp_path):
         assert [one["id"] for one in timings] == [request.id for request in requests[:4]]
         assert timings == lines_of(path)
         for one in timings:
-            assert one["base_seconds"] == pytest.approx(lines[one["id"]]["base_passes"] + SYNC)
-            assert one["stream_seconds_cold"] == pytest.approx(lines[one["id"]]["stream_passes"] + SYNC)
+            assert one["base_seconds"] == pytest.approx(lines[one["id"]]["base_passes"] + 2 * SYNC)
+            assert one["stream_seconds_cold"] == pytest.approx(lines[one["id"]]["stream_passes"] + 2 * SYNC)
 
 
 def test_sides_are_timed_in_turn(clocked, tmp_path, monkeypatch):
