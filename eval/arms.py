@@ -56,7 +56,7 @@ def needed(invocation: Invocation) -> dict[str, str]:
     commands = {"adapter": "accelerate launch train/sft.py", "merged": "python train/merge.py"}
     if recipe.eval.arm in commands:
         folder = run / recipe.eval.arm
-        record = run_folder.need(folder, f"{commands[recipe.eval.arm]} recipe={invocation.name}")
+        record = run_folder.need(folder, f"{commands[recipe.eval.arm]} {invocation.named}")
         made_from = record["settings"]["model"]["weights"]
         if made_from != found["base"]:
             raise UserError(

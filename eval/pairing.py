@@ -13,7 +13,7 @@ Pairs = dict[str, list[Pair]]
 MUST_AGREE = ("data", "renderer", "sentence_rule")
 # How much is run, what is shown and how it is batched do not change a request's figures; the arm is what is compared.
 MAY_DIFFER = {
-    "arm", "preset", "benchmarks", "paths", "limit", "timed", "replay", "recycle", "sweep", "batch_size",
+    "arm", "preset", "paths", "limit", "timed", "replay", "recycle", "sweep", "batch_size",
     "gold", "allow_code_execution", "chars_per_second",
 }  # fmt: skip
 # What another model brings with it: runs of other models stand side by side in a report and are not compared.

@@ -36,7 +36,7 @@ def report(invocation: Invocation) -> None:
     settings = {
         "report": recipe.report.model_dump(mode="json", exclude={"wandb"}),
         "seed": recipe.run.seed,
-        "arms": [_content(place, invocation.name) for place in found],
+        "arms": [_content(place, invocation.named) for place in found],
     }
     if invocation.dry_run:
         pairs = ", ".join(f"{place.before} with {place.after}" for place in found)
@@ -80,10 +80,10 @@ def arm_folder(run: Path, arm: str) -> Path:
     return folder
 
 
-def _content(place: Place, recipe: str) -> list[str]:
+def _content(place: Place, named: str) -> list[str]:
     """The hashes of a run's arms. Raises UserError where one is missing, unfinished or changed since."""
     folders = [f for f in (place.before, place.after, place.quality_before) if f is not None]
-    command = f"python eval/run.py recipe={recipe} eval.arm="
+    command = f"python eval/run.py {named} eval.arm="
     return [run_folder.need(folder, f"{command}{folder.name}")["content"] for folder in folders]
 
 

@@ -15,6 +15,8 @@ from eval.report_paper import benchmark_name, footnotes, model_name, paper
 Summaries = Mapping[str, Mapping[str, Any]]
 
 _NAMES = tuple(Column(key, key) for key in ("source", "model", "benchmark", "n"))
+_TIMED = Column("n_timed", "n timed")
+_NOT_GIVEN = "not given in the paper"
 # Each figure with its label and, where several share one, the head above it.
 Shown = tuple[str, str, str]
 _KEPT: tuple[Shown, ...] = (
@@ -105,14 +107,26 @@ def _theme(
     theirs: Sequence[Line],
     notes: tuple[str, ...],
 ) -> Grid:
-    columns = (*_NAMES, *(Column(key, label, BY_NAME[key].unit, group) for key, label, group in figures))
+    clock = (_TIMED,) if _in_seconds(figures) else ()
+    columns = (*_NAMES, *clock, *(Column(key, label, BY_NAME[key].unit, group) for key, label, group in figures))
+    counts = ("n", *(column.key for column in clock))
     lines = [
-        Line((*map(text, ("measured", label, benchmark_name(scope), part["n"])), *_cells(figures, part)))
+        Line(
+            (
+                *map(text, ("measured", label, benchmark_name(scope), *(part[key] for key in counts))),
+                *_cells(figures, part),
+            )
+        )
         for label in labels
         for scope, part in scopes_of(summaries[label]).items()
         if scope != "average"
     ]
     return Grid(name, title, columns, (*lines, *theirs), notes)
+
+
+def _in_seconds(figures: Sequence[Shown]) -> bool:
+    """Whether some of these rest on the timed requests alone."""
+    return any("seconds" in BY_NAME[key].definition or "seconds" in key for key, _, _ in figures)
 
 
 def _cells(figures: Sequence[Shown], part: Mapping[str, Any]) -> list[Cell]:
@@ -126,8 +140,9 @@ def _theirs(table: str, figures: Sequence[Shown], places: Mapping[str, str]) -> 
         there = {places[key]: value for key, value in row.items() if key in places}
         cells = [printed(there.get(key), BY_NAME[key].unit) for key, _, _ in figures]
         names = map(text, ("paper", model_name(row["model"], row.get("variant")), benchmark_name(row["scope"])))
-        n = text(row["n"]) if "n" in row else missing("not given in the paper")
-        lines.append(Line((*names, n, *cells), "paper"))
+        n = text(row["n"]) if "n" in row else missing(_NOT_GIVEN)
+        timed = [missing(_NOT_GIVEN)] if _in_seconds(figures) else []
+        lines.append(Line((*names, n, *timed, *cells), "paper"))
     return lines
 
 

@@ -5,8 +5,8 @@
     python eval/run.py recipe=smollm2 eval.gold=true       # no model: are the references scored as right?
     accelerate launch eval/run.py recipe=qwen3 eval.arm=merged
 
-Writes <run>/eval/<arm>: requests.jsonl, timings.jsonl, summary.json, and sweep.jsonl under eval.sweep. A killed run
-resumes.
+Writes <run>/eval/<arm>: requests.jsonl, summary.json, timings.jsonl where something is timed, and sweep.jsonl under
+eval.sweep. A killed run resumes.
 
 Several processes share out the requests, in the batches that one process would make: so requests.jsonl does not depend
 on their number, and a killed run resumes with any number. Timing, and eval.gold, are the main process' alone.

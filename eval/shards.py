@@ -57,7 +57,9 @@ def swept(arm: Arm, batch: Batch) -> list[Line]:
 def share(work: Work, arm: Arm, requests: Requests, path: Path, state: PartialState) -> None:
     """Do the work on every batch; the main process leaves its lines in `path` when all processes are through."""
     parts = launch.Parts(path.parent, state.process_index, path.stem)
-    if not path.exists():  # else a killed run was already further
+    further = path.exists()  # where a killed run was already further
+    launch.wait(state)  # all have looked, before the main process can be through and rename the folder
+    if not further:
         plan = batches(requests, arm.recipe.eval.batch_size)
         work_on(work, arm, plan, parts, state.process_index, state.num_processes)
         if len(parts.done) < len(plan):
@@ -93,7 +95,9 @@ def progress(name: str, plan: Sequence[Batch], parts: launch.Parts, began: float
     mine = [batch for batch in plan if batch.benchmark == name]
     done = [batch for batch in mine if batch.number in parts.done]
     lines = [line for batch in done for line in parts.done[batch.number]]
-    speedups = [line["base_passes"] / line["stream_passes"] for line in lines if line["excluded"] is None]
+    speedups = [
+        line["base_passes"] / line["stream_passes"] for line in lines if line["excluded"] is None and "tau" not in line
+    ]
     median = f", median speedup {statistics.median(speedups):.2f}x in passes" if speedups else ""
     count, total = (sum(len(batch.requests) for batch in some) for some in (done, mine))
     bar = "█" * (BAR * count // total)

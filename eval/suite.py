@@ -46,6 +46,11 @@ def load(invocation: Invocation) -> Suite:
     for name in settings.paths:
         if name not in settings.benchmarks:
             raise UserError(f"eval.paths.{name}: {name!r} is not among eval.benchmarks={list(settings.benchmarks)}")
+        if benchmark(name) is own:
+            raise UserError(f"eval.paths.{name}: a file of your own is its own path; take it out")
+    for name in settings.limit if isinstance(settings.limit, dict) else ():
+        if name not in settings.benchmarks and name not in BENCHMARKS:
+            raise UserError(f"eval.limit.{name}: no benchmark {name!r}; there are {', '.join(settings.benchmarks)}")
     whole = {name: _load(name, invocation) for name in settings.benchmarks}
     owners: dict[str, str] = {}
     for name, requests in whole.items():
@@ -82,7 +87,7 @@ def _load(name: str, invocation: Invocation) -> list[Request]:
     if module is own:
         path = name
     if module is heldout and path is None:
-        run_folder.need(invocation.run_dir / "data", f"python data_builders/build.py recipe={invocation.name}")
+        run_folder.need(invocation.run_dir / "data", f"python data_builders/build.py {invocation.named}")
         path = str(invocation.run_dir / "data" / "heldout.jsonl")
     return module.load(path)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from eval.definitions import AGAINST_BEFORE, BY_NAME, Unit
-from eval.report_format import evidence, number
+from eval.report_format import evidence, number, signed_bounds
 
 Outcome = Literal["rose", "fell", "not clear", "no change shown", "too few requests"]
 
@@ -101,7 +101,8 @@ def plain(change: Mapping[str, Any], scope: str | None) -> Verdict:
     fast, faster = _speed_in_words(entry, change["confidence"])
     in_seconds = found["figures"][found["headline"]["speedup_seconds_median"]]
     clock = _seconds_in_words(fast, _outcome_of_seconds(in_seconds, change["confidence"]))
-    quality = _quality_in_words(graded["figures"]["quality_stream"] if graded else None, change["confidence"])
+    like = _like(change["quality"]) if scope is None else None
+    quality = _quality_in_words(graded["figures"]["quality_stream"] if graded else None, change["confidence"], like)
     return Verdict("plain", fast, f"{faster}{clock}, {quality} ({_rests_on(change, found, graded)}).")
 
 
@@ -123,7 +124,7 @@ def _speed_in_words(entry: Mapping[str, Any], confidence: float) -> tuple[Outcom
         "not clear": "Speed not clear",
         "too few requests": "Too few requests to say whether it is faster",
     }
-    return found, words.get(found) or f"Speed unchanged within ±{number(_widest(entry), 'times')}"
+    return found, words.get(found) or f"No change of speed shown ({signed_bounds(entry['change'], 'times')})"
 
 
 def _outcome_of_seconds(entry: Mapping[str, Any], confidence: float) -> Outcome:
@@ -140,7 +141,16 @@ def _seconds_in_words(passes: Outcome, seconds: Outcome) -> str:
     return " in passes, but slower in seconds" if seconds == "fell" and passes != "fell" else ""
 
 
-def _quality_in_words(entry: Mapping[str, Any] | None, confidence: float) -> str:
+def _like(quality: Mapping[str, Any]) -> int | None:
+    """How many requests bound a mean over benchmarks as so many in one would: what is missed in the smallest weighs as
+    much as any (by the inequality of the means, a bound)."""
+    sizes = [part["figures"]["quality_stream"]["n"] for part in quality["benchmarks"].values()]
+    there = [n for n in sizes if n]
+    return len(there) * min(there) if there else None
+
+
+def _quality_in_words(entry: Mapping[str, Any] | None, confidence: float, like: int | None = None) -> str:
+    """`like`: how many requests bound it, where that is not its own n."""
     if entry is None or not entry["n"]:
         return "quality not judged: no request was scored in both arms"
     found, before, after = outcome(entry, confidence), entry["before"]["value"], entry["after"]["value"]
@@ -150,7 +160,7 @@ def _quality_in_words(entry: Mapping[str, Any] | None, confidence: float) -> str
     if found in ("rose", "fell"):
         return f"quality {found} by {points}"
     if found == "no change shown":
-        bound = max(_widest(entry), 1 - (1 - confidence) ** (1 / entry["n"]))
+        bound = max(_widest(entry), 1 - (1 - confidence) ** (1 / (like or entry["n"])))
         return f"quality unchanged within ±{100 * bound:.1f} points"
     return "quality not clear" if found == "not clear" else "too few requests to say about quality"
 

@@ -22,6 +22,7 @@ from recipes.schema import Recipe
 
 RECIPES = Path(__file__).parent
 FLAGS = ("--dry-run", "--print-config", "--help")
+COMMAND_LINE = "command line"  # as a source
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,14 @@ class Invocation:
     name: str
     recipe: Recipe
     sources: Mapping[str, str]
+    reference: str
     dry_run: bool = False
+
+    @property
+    def named(self) -> str:
+        """What names this run on another script's command line: the recipe as it was given, and the folder."""
+        moved = self.sources.get("run.dir") == COMMAND_LINE
+        return f"recipe={self.reference}" + (f" run.dir={self.recipe.run.dir}" if moved else "")
 
     @property
     def run_dir(self) -> Path:
@@ -96,7 +104,7 @@ def parse(arguments: Sequence[str]) -> Invocation:
 def resolve(reference: str, overrides: Sequence[str] = (), dry_run: bool = False) -> Invocation:
     """Merge and check. `reference` is a recipe's name or a YAML file's path."""
     path = find(reference)
-    layers = [*_file_layers(path), ("command line", _parse_overrides(overrides))]
+    layers = [*_file_layers(path), (COMMAND_LINE, _parse_overrides(overrides))]
     sources: dict[str, str] = {}
     for label, layer in layers:
         given = _leaves(_container(layer, label))
@@ -105,7 +113,7 @@ def resolve(reference: str, overrides: Sequence[str] = (), dry_run: bool = False
     recipe = _check(merged, sources)
     if recipe.run.dir is None:
         recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"dir": f"runs/{path.stem}"})})
-    return Invocation(path.stem, recipe, sources, dry_run)
+    return Invocation(path.stem, recipe, sources, reference, dry_run)
 
 
 def find(reference: str) -> Path:

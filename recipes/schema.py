@@ -131,7 +131,11 @@ class Eval(Section):
     limit: Count | dict[str, Count] | None = Field(
         None, description="requests of each benchmark, or by name, drawn by run.seed; all when not given"
     )
-    timed: int | None = Field(None, ge=0, description="requests of each benchmark that are also timed, one at a time")
+    timed: int | None = Field(
+        None,
+        ge=0,
+        description="the first requests of each benchmark, less those excluded, are timed too, one at a time",
+    )
     replay: Literal["last", "full"] = Field("last", description="make the last draft only, or every draft")
     acceptance: Literal["greedy", "threshold", "top_k"] = Field("greedy", description="rule that keeps draft tokens")
     tau: Probability = Field(0.5, description="acceptance=threshold: least probability")
@@ -157,7 +161,11 @@ class Eval(Section):
     def _preset(cls, given: Any) -> Any:
         """A preset stands between the defaults and what the recipe says."""
         chosen = isinstance(given, dict) and given.get("preset") == "paper"
-        return {**PAPER, **given} if chosen else given
+        if not chosen:
+            return given
+        named = given.get("limit")
+        limit = {"limit": {**PAPER["limit"], **named}} if isinstance(named, dict) else {}
+        return {**PAPER, **given, **limit}
 
     def limit_of(self, benchmark: str) -> int | None:
         """How many requests of a benchmark are drawn; None for all."""
@@ -177,6 +185,12 @@ class Eval(Section):
             raise ValueError(
                 f"recycle=true is lossless under acceptance=greedy only; with {self.acceptance} take eval.recycle out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _named_once(self) -> "Eval":
+        if len(set(self.benchmarks)) < len(self.benchmarks):
+            raise ValueError(f"eval.benchmarks={list(self.benchmarks)}: a name stands there twice; take one out")
         return self
 
     @model_validator(mode="after")

@@ -358,12 +358,26 @@ def test_the_plain_verdict() -> None:
         "Faster in passes (seconds not judged), quality unchanged within ±7.2 points (median in passes 1.22×"
     )
     assert said(fast, slow).startswith("Slower, quality unchanged within")
-    assert said(slow, scored("merged", half, 80)).startswith("Speed unchanged within ±0.00×")
+    assert said(slow, scored("merged", half, 80)).startswith("No change of speed shown ([+0.00, +0.00])")
     assert "quality fell by 50.0 points" in said(slow, scored("merged", [0.0] * 40, 10))
     nothing = scored("message", [0.0] * 40, 80)
     assert "no answer is right on either side, n = 40" in said(nothing, scored("merged", [0.0] * 40, 10))
     few = said(scored("message", [1.0], 80), scored("merged", [1.0], 10))
     assert few.startswith("Too few requests to say whether it is faster")
+
+
+def test_an_average_is_bounded_by_its_smallest_benchmark() -> None:
+    """40 and 4 scored requests weigh the same in a mean: a quarter of the 4 turned wrong moves it by 12.5 points."""
+    sides = []
+    for name in ("message", "merged"):
+        lines = [
+            plain(f"{b}/{i}", benchmark=b, base_score=i % 2, stream_score=i % 2)
+            for b, n in (("b", 40), ("c", 4))
+            for i in range(n)
+        ]
+        sides.append(arm(name, lines, []))
+    said = verdicts(change(*sides), None)[0].sentence
+    assert f"quality unchanged within ±{100 * (1 - 0.05 ** (1 / 8)):.1f} points" in said
 
 
 def test_a_verdict_of_passes_that_seconds_contradict() -> None:

@@ -283,6 +283,8 @@ def eval_preset(here):
         128,
         None,
     )
+    named = Eval.model_validate({"preset": "paper", "limit": {"mbpp": 2}})
+    assert (named.limit_of("mbpp"), named.limit_of("ds1000"), named.limit_of("coedit")) == (2, 128, None)
     own = recipe("eval.preset=paper", "eval.benchmarks=[mbpp]", "eval.limit=3").eval
     assert (own.benchmarks, own.limit_of("mbpp"), own.replay) == (("mbpp",), 3, "full")
 
@@ -295,6 +297,8 @@ def eval_paths(here, tmp_path):
     assert [request.text for request in found.requests["coedit"]] == ["Mend this: a b. C d."]
     with pytest.raises(UserError, match=r"eval\.paths\.mbpp: 'mbpp' is not among"):
         suite.load(parse([*given, f"eval.paths.mbpp={path}"]))
+    with pytest.raises(UserError, match="a file of your own is its own path"):
+        suite.load(parse(["recipe=smollm2", f"eval.benchmarks=[{path}]", f"eval.paths={{{path}: {path}}}"]))
 
 
 def eval_gold(here, tmp_path):
@@ -310,6 +314,8 @@ def eval_benchmarks(here):
     assert list(suite.load(parse(["recipe=smollm2", "eval.benchmarks=[humaneval]"])).requests) == ["humaneval"]
     with pytest.raises(UserError, match="no benchmark 'other'"):
         suite.load(parse(["recipe=smollm2", "eval.benchmarks=[other]"]))
+    with pytest.raises(UserError, match="a name stands there twice"):
+        parse(["recipe=smollm2", "eval.benchmarks=[humaneval,humaneval]"])
 
 
 def eval_limit(here):
@@ -318,6 +324,8 @@ def eval_limit(here):
         assert len(found.requests["humaneval"]) == number
     both = ["recipe=smollm2", "eval.benchmarks=[humaneval]", "eval.limit={humaneval: 2, mbpp: 1}"]
     assert len(suite.load(parse(both)).requests["humaneval"]) == 2
+    with pytest.raises(UserError, match=r"eval\.limit\.humanevl: no benchmark"):
+        suite.load(parse([*both[:2], "eval.limit={humanevl: 2}"]))
     ids = [[r.id for r in suite.draw(found.requests["humaneval"], 2, seed)] for seed in range(4)]
     assert len({tuple(drawn) for drawn in ids}) > 1
     few, more = ([r.id for r in suite.draw(found.requests["humaneval"], limit, 0)] for limit in (2, 3))

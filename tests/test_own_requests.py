@@ -114,7 +114,7 @@ def test_broken_line_names_file_and_line(tmp_path: Path, line: str, says: str) -
 
 
 def test_a_path_is_needed() -> None:
-    with pytest.raises(UserError, match=r"give their file: eval\.paths=\{own: PATH\.jsonl\}"):
+    with pytest.raises(UserError, match=r"give their file: eval\.benchmarks=\[PATH\.jsonl\]"):
         OWN.load(None)
 
 

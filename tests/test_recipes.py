@@ -1,6 +1,7 @@
 """The command line and its recipes: precedence, what is printed, one line for each kind of bad input."""
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from recipes.loader import parse
 from recipes.schema import Recipe
 
 NUMBER_OF_RECIPES = 5
-SCRIPTS = ("data_builders.build", "train.sft", "train.merge", "eval.run", "eval.report")
+SCRIPTS = ("data_builders.build", "train.sft", "train.merge", "eval.run", "eval.audit", "eval.report")
 
 
 @pytest.fixture(params=SCRIPTS)
@@ -46,7 +47,11 @@ def test_every_recipe_loads():
         assert invocation.name == name
         assert invocation.run_dir == Path("runs") / name
         assert invocation.recipe.run.dir == f"runs/{name}"
-        assert parse([f"recipe={loader.find(name)}"]) == invocation
+        assert invocation.named == f"recipe={name}"
+        by_path = parse([f"recipe={loader.find(name)}"])
+        assert by_path.named == f"recipe={loader.find(name)}"
+        assert replace(by_path, reference=name) == invocation
+        assert parse([f"recipe={name}", "run.dir=elsewhere"]).named == f"recipe={name} run.dir=elsewhere"
 
 
 def test_the_schemas_defaults_are_the_papers_values():

@@ -115,6 +115,17 @@ def test_the_running_median_is_over_all_processes(arm, whole, tmp_path, capsys):
     assert f"median speedup {median:.2f}x in passes" in said[-1]
 
 
+def test_all_have_looked_before_the_main_process_can_be_through(arm, tmp_path):
+    """A killed run had written the lines already: who looks later must not find the folder renamed, and start anew."""
+    path, met = tmp_path / "requests.jsonl", []
+    path.write_text("{}\n")
+    late = process(1, 2)
+    late.wait_for_everyone = lambda: (met.append("looked"), path.unlink())  # the main process goes on, and renames
+    shards.share(shards.replayed, arm, SUITE, path, late)
+    assert met == ["looked"]
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- what launches are made of ---
 
 

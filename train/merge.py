@@ -30,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
 def merge(invocation: Invocation) -> None:
     recipe = invocation.recipe
     adapter = invocation.run_dir / "adapter"
-    record = run_folder.need(adapter, f"accelerate launch train/sft.py recipe={invocation.name}")
+    record = run_folder.need(adapter, f"accelerate launch train/sft.py {invocation.named}")
     prove_adapter(adapter, check_base(adapter, recipe.model))
     run_folder.agree(adapter, record, {"system_message": recipe.prompt.system_message})
     settings = {

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 def train(invocation: Invocation) -> None:
     recipe = invocation.recipe
     data = invocation.run_dir / "data"
-    record = run_folder.need(data, f"python data_builders/build.py recipe={invocation.name}")
+    record = run_folder.need(data, f"python data_builders/build.py {invocation.named}")
     made_with = {"data": recipe.data.model_dump(), "system_message": recipe.prompt.system_message}
     run_folder.agree(data, record, {**made_with, "seed": recipe.run.seed})
     state = launch.processes(recipe.model)

@@ -35,7 +35,7 @@ def load(path: str | None) -> list[Request]:
     a line that is no request or whose id is there already.
     """
     if not path:
-        raise UserError(f"{NAME}: these are your own requests; give their file: eval.paths={{{NAME}: PATH.jsonl}}")
+        raise UserError(f"{NAME}: these are your own requests; give their file: eval.benchmarks=[PATH.jsonl]")
     file = Path(path)
     try:
         whole = file.read_text(encoding="utf-8-sig")  # Windows' editors put a mark in front
@@ -65,6 +65,8 @@ def _parsed(line: str) -> Any:
         raise ValueError(f"not JSON ({error.msg}, character {error.pos + 1})") from None
     except UnicodeEncodeError:
         raise ValueError("a string holds half of a surrogate pair, which is no text") from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     return found
 
 

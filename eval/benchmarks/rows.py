@@ -101,3 +101,5 @@ def _lines(file: Path) -> Iterator[tuple[str, Any]]:
                     yield f"{file}, line {number}", json.loads(line)
                 except json.JSONDecodeError as error:
                     raise UserError(f"{file}, line {number}: not JSON ({error.msg})") from None
+                except RecursionError:
+                    raise UserError(f"{file}, line {number}: nested too deeply") from None
