@@ -19,7 +19,7 @@ from torch import Tensor
 
 from eval.arms import Arm
 from eval.replay import counted, reasons_against
-from headstart.acceptance import Rules, greedy
+from headstart.acceptance import greedy
 from headstart.autoregressive import common_prefix
 from headstart.decoder import Answer
 from headstart.request import Request
@@ -133,29 +133,21 @@ def judge(arm: Arm, offered: Sequence[Offer]) -> list[Judged]:
     The scores are taken where the acceptance rules see them. The drafts are given as unfinished ones, so that their
     last token goes into the pass too: a verifier that looks at the token it judges is to see every one.
     """
-    decoder, say = arm.batch_decoder(), counted("drafts verified", len(offered))
-    judged: list[Judged] = []
-    for begin in range(0, len(offered), decoder.batch_size):
-        part = offered[begin : begin + decoder.batch_size]
-        prompts = [arm.prompt(offer.request, len(offer.request.sentences)) for offer in part]
-        seen: list[tuple[int, tuple[float, ...]]] = []
-        kept = decoder.verify(prompts, [Answer(offer.tokens) for offer in part], _rules(seen, arm.recipe.eval.tau))
-        for (strict, loose), (top, probabilities) in zip(kept, seen, strict=True):
-            judged.append(Judged(strict.kept, loose.kept, top, probabilities))
-        say(len(part))
-    return judged
+    prompts = [arm.prompt(offer.request, len(offer.request.sentences)) for offer in offered]
+    tau, seen = arm.recipe.eval.tau, dict[int, tuple[int, tuple[float, ...]]]()
+    decoder = arm.batch_decoder()
 
-
-def _rules(seen: list[tuple[int, tuple[float, ...]]], tau: float) -> Rules:
-    """`greedy` and the threshold rule; what they are asked about goes into `seen`: `top` and `probabilities`."""
-
-    def rules(logits: Tensor, draft: Tensor) -> list[Tensor]:
+    def rules(place: int, logits: Tensor, draft: Tensor) -> list[Tensor]:
+        """`greedy` and the threshold rule; `top` and `probabilities` are written down."""
         scores = logits.float().log_softmax(dim=-1).gather(-1, draft.unsqueeze(-1)).squeeze(-1).exp()
         passes = greedy(logits, draft)
-        seen.append((int(passes.sum()), tuple(scores.tolist())))
+        seen[place] = int(passes.sum()), tuple(scores.tolist())
+        if len(seen) % decoder.batch_size == 0 or len(seen) == len(offered):
+            print(f"  drafts verified: {len(seen)}/{len(offered)}", flush=True)
         return [passes, scores >= tau]
 
-    return rules
+    kept = decoder.verify(prompts, [Answer(offer.tokens) for offer in offered], rules)
+    return [Judged(strict.kept, loose.kept, *seen[place]) for place, (strict, loose) in enumerate(kept)]
 
 
 def _answers(arm: Arm, requests: Sequence[Request], unseen: int, what: str) -> dict[str, Answer]:

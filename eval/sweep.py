@@ -10,8 +10,9 @@ all. The passes of a tau are those that it would have cost alone.
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from eval import metrics
 from eval.arms import Arm
@@ -95,9 +96,11 @@ def _verified(
 ) -> dict[tuple[int, float], Advance]:
     """What stands after the verification of each held draft; a draft that several taus hold is verified once."""
     drafts = list(dict.fromkeys((row, draft) for (row, _), draft in held.items()))
-    judged = decoder.verify(
-        [prompts[row] for row, _ in drafts], [draft for _, draft in drafts], partial(thresholds, taus=taus)
-    )
+
+    def rules(place: int, logits: Tensor, draft: Tensor) -> list[Tensor]:
+        return thresholds(logits, draft, taus)
+
+    judged = decoder.verify([prompts[row] for row, _ in drafts], [draft for _, draft in drafts], rules)
     by_draft = {draft: dict(zip(taus, by_tau, strict=True)) for draft, by_tau in zip(drafts, judged, strict=True)}
     return {(row, tau): by_draft[row, draft][tau] for (row, tau), draft in held.items()}
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from recipes.schema import Eval
 
 Rule = Callable[[Tensor, Tensor], Tensor]
-Rules = Callable[[Tensor, Tensor], Sequence[Tensor]]  # several rules at once: a mask each
+Rules = Callable[[int, Tensor, Tensor], Sequence[Tensor]]  # several at once, of a request by its place: a mask each
 
 
 def greedy(logits: Tensor, draft: Tensor) -> Tensor:

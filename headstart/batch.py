@@ -6,6 +6,7 @@ that the holes fall into the left padding: then index distances equal text dista
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,11 +67,15 @@ class BatchDecoder:
 
     @torch.inference_mode()
     def verify(self, prompts: Sequence[Tokens], drafts: Sequence[Answer], rules: Rules) -> list[list[Advance]]:
-        """Verify each draft under its prompt, once for all `rules`: what stands right after that pass, by rule."""
+        """Verify each draft under its prompt, once for all `rules`: what stands right after that pass, by rule.
+
+        `rules` is asked about each request once, in no order, and told its place.
+        """
         results: list[list[Advance]] = []
         for part in self._parts(len(prompts)):
             with PassCounter(self.model) as counter:
-                _, judged = self._verify(counter, prompts[part], drafts[part], rules)
+                placed = partial(_placed, rules, part.start)
+                _, judged = self._verify(counter, prompts[part], drafts[part], placed)
             for row, by_rule in enumerate(judged):
                 results.append([Advance(after.answer, after.kept, counter.by_row[row]) for after in by_rule])
         return results
@@ -84,7 +89,7 @@ class BatchDecoder:
     ) -> list[Advance]:
         searched = [pieces(given, self.stop_ids) for given in sources]
         with PassCounter(self.model) as counter:
-            batch, judged = self._verify(counter, prompts, drafts, lambda logits, draft: (self.rule(logits, draft),))
+            batch, judged = self._verify(counter, prompts, drafts, lambda row, *scores: (self.rule(*scores),))
             kept = [by_rule[0].kept for by_rule in judged]
             answers = [by_rule[0].answer for by_rule in judged]
             batch.drop_right([max(0, len(scored(draft)) - k) for draft, k in zip(drafts, kept, strict=True)])
@@ -103,10 +108,12 @@ class BatchDecoder:
         batch = _Batch(self.model, [[*p, *scored(d)] for p, d in zip(prompts, drafts, strict=True)])
         judged: dict[int, list[Verified]] = {}
         for row, scores in batch.prefill(counter, [1 + len(scored(draft)) for draft in drafts]):
-            judged[row] = self._judged(scores, drafts[row], rules)
+            judged[row] = self._judged(scores, drafts[row], partial(rules, row))
         return batch, [judged[row] for row in range(len(drafts))]
 
-    def _judged(self, scores: Tensor, draft: Answer, rules: Rules) -> list[Verified]:
+    def _judged(
+        self, scores: Tensor, draft: Answer, rules: Callable[[Tensor, Tensor], Sequence[Tensor]]
+    ) -> list[Verified]:
         """`scores`, shape (fed draft tokens + 1, vocabulary), judged by each rule."""
         drafted = torch.tensor(draft.tokens, dtype=torch.long, device=scores.device)
         judged = []
@@ -115,6 +122,11 @@ class BatchDecoder:
             following = int(scores[min(kept, len(scores) - 1)].argmax())
             judged.append(Verified(kept, settle(draft, kept, following, self.stop_ids, self.limit)))
         return judged
+
+
+def _placed(rules: Rules, begin: int, row: int, logits: Tensor, draft: Tensor) -> Sequence[Tensor]:
+    """`rules` on a row of the part that begins with request `begin`."""
+    return rules(begin + row, logits, draft)
 
 
 class _Batch:

@@ -420,7 +420,7 @@ def test_bad_input_is_one_line(model, tmp_path, capsys, monkeypatch):
     broken = rows(tmp_path, [*ROWS[:2], {"id": "x"}], "broken.jsonl")
     assert f"{broken}, line 3: " in said(f"eval.benchmarks=[{broken}]")
     assert "unknown key 'eval.tua'" in said("eval.tua=1")
-    assert "train/merge.py recipe=tiny" in said("eval.arm=merged")
+    assert f"train/merge.py recipe={tmp_path / 'tiny.yaml'} run.dir={tmp_path / 'run'}" in said("eval.arm=merged")
     assert "cannot be loaded" in said(f"model.name={tmp_path / 'nowhere'}")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert "eval/audit.py runs as one process" in said()

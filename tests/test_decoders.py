@@ -197,8 +197,18 @@ def test_one_pass_judged_by_several_rules(family):
     prompts, drafts = ([job[i] for job in jobs] for i in (0, 1))
     taus = (1e-4, 0.02, 0.3, 0.9)
     calls = counting(model)
-    judged = BatchDecoder(model, STOPS, LIMIT, 7).verify(prompts, drafts, partial(acceptance.thresholds, taus=taus))
-    assert len(calls) == -(-len(jobs) // 7)
+    asked = []
+
+    def rules(place, logits, draft):
+        asked.append(place)
+        assert tuple(draft.tolist()) == drafts[place].tokens
+        return acceptance.thresholds(logits, draft, taus)
+
+    size = 2 * GROUP + 3
+    judged = BatchDecoder(model, STOPS, LIMIT, size).verify(prompts, drafts, rules)
+    parts = [len(jobs[i : i + size]) for i in range(0, len(jobs), size)]
+    assert len(calls) == sum(math.ceil(part / GROUP) for part in parts)
+    assert sorted(asked) == list(range(len(jobs)))
     for i, tau in enumerate(taus):
         alone = AutoregressiveDecoder(model, STOPS, LIMIT, partial(acceptance.threshold, tau=tau))
         for (prompt, draft), by_rule in zip(jobs, judged, strict=True):

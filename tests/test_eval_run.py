@@ -71,7 +71,7 @@ def test_an_arm_is_weights_and_a_prompt(model, tmp_path):
 @pytest.mark.parametrize(("arm", "command"), [("adapter", "train/sft.py"), ("merged", "train/merge.py")])
 def test_an_arm_that_is_not_there_names_the_command(model, tmp_path, capsys, arm, command):
     argv = arguments(model, tmp_path / "run", f"eval.arm={arm}")
-    assert f"{command} recipe=tiny" in fails(capsys, *argv)
+    assert f"{command} recipe={tmp_path / 'tiny.yaml'} run.dir={tmp_path / 'run'}" in fails(capsys, *argv)
 
 
 @pytest.mark.parametrize("arm", ["adapter", "merged"])
@@ -314,7 +314,7 @@ def test_bad_input_is_one_line(model, tmp_path, capsys, monkeypatch):
         return fails(capsys, *arguments(model, run_dir, *chosen(path), *overrides))
 
     assert "set eval.allow_code_execution=true" in said("eval.allow_code_execution=false")
-    assert "first run: python data_builders/build.py recipe=tiny" in fails(
+    assert f"first run: python data_builders/build.py recipe={tmp_path / 'tiny.yaml'} run.dir=" in fails(
         capsys, *arguments(model, run_dir, "eval.benchmarks=[heldout]")
     )
     assert f"{tmp_path}/none.jsonl: cannot be read" in said(f"eval.paths.heldout={tmp_path}/none.jsonl")
