@@ -44,7 +44,9 @@ def processes(model: Model, apart: bool = False) -> PartialState:
         raise UserError(f"the processes of this launch cannot join: {' '.join(str(error).split())}") from error
     launched = int(launcher.get("WORLD_SIZE", "1"))
     if state.num_processes != launched:
-        raise UserError(f"{launched} processes were launched but {state.num_processes} joined; see README, launching")
+        raise UserError(
+            f"{launched} processes were launched but {state.num_processes} joined; use a file of configs/accelerate"
+        )
     return state
 
 

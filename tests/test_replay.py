@@ -5,7 +5,7 @@ import json
 
 import pytest
 from conftest import real_tokenizer
-from tiny_models import REQUESTS, SHORT, invocation, reciter, save, talker_folder
+from tiny_models import REQUESTS, SHORT, counted, invocation, reciter, save, talker_folder
 
 from eval import arms, timing
 from eval import replay as replaying
@@ -108,18 +108,6 @@ def test_the_counts_follow_from_the_tokens(replayed):
         assert (before["tokens"], before["text"]) == (line["draft"]["tokens"], line["draft"]["text"])
         if line["draft_tokens"]:
             assert last["kept_tokens"] == line["kept_tokens"]
-
-
-def counted(model):
-    """Counts the model's calls and their tokens by wrapping its forward."""
-    calls, forward = [], model.forward
-
-    def wrapped(**kwargs):
-        calls.append(kwargs["input_ids"].numel())
-        return forward(**kwargs)
-
-    model.forward = wrapped
-    return calls
 
 
 def test_full_is_a_session_walked_step_by_step(load, replayed):

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import torch
 from conftest import real_tokenizer
-from tiny_models import REQUESTS, SHORT, invocation, save, talker
+from tiny_models import REQUESTS, SHORT, counted, invocation, save, talker
 
 from eval import arms
 from eval.replay import replay
@@ -50,18 +50,6 @@ def swept(load):
     arm = load()
     calls = counted(arm.model)
     return sweep(arm, SOME, TAUS), len(calls)
-
-
-def counted(model):
-    """The tokens of each of the model's calls, by wrapping its forward."""
-    calls, forward = [], model.forward
-
-    def wrapped(**kwargs):
-        calls.append(kwargs["input_ids"].numel())
-        return forward(**kwargs)
-
-    model.forward = wrapped
-    return calls
 
 
 def included(lines):
