@@ -22,6 +22,7 @@ class Family:
     `template_arguments`: passed to every call of the chat template (thinking off, a pinned date).
     `control`: added tokens that steer the model though the tokenizer does not mark them as special.
     `lora_target`: a pattern that module names match in full (PEFT's `target_modules` as a string).
+    `decoder`: how its answers come about; this version decodes and trains autoregressive models only.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Family:
     template_arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     control: tuple[str, ...] = ()
     lora_target: str = ATTENTION_PROJECTIONS
+    decoder: Literal["autoregressive", "slot-diffusion"] = "autoregressive"
 
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(
@@ -56,6 +58,16 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 control=("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
             ),
             Family(
+                name="refusion",  # Qwen3's tokenizer and template
+                model_types=("qwen3",),
+                system_role="turn",
+                end_of_turn="<|im_end|>",
+                stop_tokens=("<|im_end|>", "<|endoftext|>"),
+                template_arguments=MappingProxyType({"enable_thinking": False}),
+                control=("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+                decoder="slot-diffusion",
+            ),
+            Family(
                 name="llama3",
                 model_types=("llama",),
                 system_role="turn",
@@ -75,6 +87,15 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
         )
     }
 )
+
+
+def check_decodable(family: Family) -> None:
+    """Raise UserError where there is no decoder, and no trainer, for this family."""
+    if family.decoder != "autoregressive":
+        raise UserError(
+            f"model.family={family.name}: a {family.decoder} model, which this version can neither decode nor train; "
+            "its pairs can be built, with the corpus' answers or those of a server (data.server)"
+        )
 
 
 def check_model(family: Family, model: Any) -> None:

@@ -13,7 +13,7 @@ from tokenizers import pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from headstart.family import FAMILIES, Family, check_model
+from headstart.family import FAMILIES, Family, check_decodable, check_model
 from recipes.errors import UserError
 from recipes.run_folder import digest, file_hash
 from recipes.schema import Model
@@ -42,6 +42,7 @@ def load_model(settings: Model, folder: Path | None = None, dtype: torch.dtype |
 
     `dtype` replaces the recipe's. Raises UserError where the model cannot be had or is not of the recipe's family.
     """
+    check_decodable(family(settings))
     name, revision = (str(folder), None) if folder else _source(settings)
     logging.disable_progress_bar()
     try:

@@ -49,7 +49,7 @@ class Renderer:
 
     def prompt(self, text: str, history: Sequence[Message] = (), system: str | None = None) -> list[int]:
         """Ids from which the model answers the user turn `text` after `history`, system message in front."""
-        messages = _messages(text, history, system)
+        messages = conversation(text, history, system)
         return self._encode(self._structure(messages), [self._content(message) for message in messages])
 
     def answer(self, text: str) -> list[int]:
@@ -156,7 +156,7 @@ def prove(r: Renderer) -> None:
         (_PROBE, history, "Be brief."),
         (" x\n", history, None),
     ):
-        messages = _messages(*case)
+        messages = conversation(*case)
         ids, text = r.prompt(*case), r.template_text(messages)
         _hold(r, ids == r.tokenizer.encode(text, add_special_tokens=False), "prompt ids are the template's")
         bos = 1 if r.family.bos else 0
@@ -176,17 +176,12 @@ def prove(r: Renderer) -> None:
     _hold(r, hostile in r.text(dirty), "content survives byte for byte")
     draft = "    return a + b\n"
     _hold(r, r.text(r.answer(draft)) == draft, "an answer survives byte for byte")
-    own_turn = r.family.end_of_turn in r._structure(_messages("x", (), "Be brief."))[1]
+    own_turn = r.family.end_of_turn in r._structure(conversation("x", (), "Be brief."))[1]
     _hold(r, own_turn == (r.family.system_role == "turn"), f"a system message goes into the {r.family.system_role}")
 
 
-def baked_template(r: Renderer) -> str:
-    """The chat template with the family's arguments set inside, for a merged model that is served without them."""
-    sets = "".join(f"{{%- set {name} = {value!r} %}}" for name, value in r.family.template_arguments.items())
-    return sets.replace("True", "true").replace("False", "false") + r.tokenizer.chat_template
-
-
-def _messages(text: str, history: Sequence[Message], system: str | None) -> list[dict[str, str]]:
+def conversation(text: str, history: Sequence[Message], system: str | None) -> list[dict[str, str]]:
+    """The chat messages of a prompt, as a server takes them: role and content, the system message in front."""
     turns = [{"role": message.role, "content": message.content} for message in history]
     if system is not None and turns and turns[0]["role"] == "system":  # templates take one system message
         turns[0]["content"] = f"{system}\n\n{turns[0]['content']}"
@@ -195,17 +190,23 @@ def _messages(text: str, history: Sequence[Message], system: str | None) -> list
     return [*turns, {"role": "user", "content": text}]
 
 
+def baked_template(r: Renderer) -> str:
+    """The chat template with the family's arguments set inside, for a merged model that is served without them."""
+    sets = "".join(f"{{%- set {name} = {value!r} %}}" for name, value in r.family.template_arguments.items())
+    return sets.replace("True", "true").replace("False", "false") + r.tokenizer.chat_template
+
+
 def _trims(r: Renderer) -> frozenset[str]:
     """Roles whose content the template strips, found by a probe with blanks on both sides."""
     history = (Message("user", "u"), Message("assistant", "  probe assistant \n"))
-    text = r.template_text(_messages("  probe user \n", history, "  probe system \n"))
+    text = r.template_text(conversation("  probe user \n", history, "  probe system \n"))
     return frozenset(role for role in ("system", "user", "assistant") if f"  probe {role} \n" not in text)
 
 
 def _default_system(r: Renderer) -> bool:
     """Whether the template opens a system turn of its own where no system message is given."""
-    opening = r._structure(_messages("x", (), "y"))[0]
-    return r.family.system_role == "turn" and r.template_text(_messages("x", (), None)).startswith(opening)
+    opening = r._structure(conversation("x", (), "y"))[0]
+    return r.family.system_role == "turn" and r.template_text(conversation("x", (), None)).startswith(opening)
 
 
 def _fingerprint(r: Renderer) -> str:
