@@ -1,14 +1,18 @@
 """The command line of every script: `recipe=NAME section.key=value ... [--dry-run] [--print-config] [--help]`.
 
+A script may have flags of its own that take a number (`--preview 3`).
+
 Precedence: schema default < base recipe < recipe < command line. OmegaConf merges, pydantic types and checks.
 """
 
+import dataclasses
 import difflib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -34,6 +38,7 @@ class Invocation:
     sources: Mapping[str, str]
     reference: str
     dry_run: bool = False
+    counted: Mapping[str, int] = dataclasses.field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def named(self) -> str:
@@ -52,14 +57,20 @@ def names() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
-def run_script(doc: str | None, argv: Sequence[str] | None, body: Callable[[Invocation], None]) -> int:
-    """Parse the command line, run `body`, and turn what the user can mend into one line and exit code 2."""
+def run_script(
+    doc: str | None, argv: Sequence[str] | None, body: Callable[[Invocation], None], counted: Sequence[str] = ()
+) -> int:
+    """Parse the command line, run `body`, and turn what the user can mend into one line and exit code 2.
+
+    `counted` are the script's own flags that take a number.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if "--help" in arguments:
             print(help_text(doc))
             return 0
-        invocation = parse(arguments)
+        numbers, arguments = _counted(arguments, counted)
+        invocation = replace(parse(arguments), counted=numbers)
         if "--print-config" in arguments:
             print(to_yaml(invocation.recipe), end="")
             return 0
@@ -76,6 +87,21 @@ def run_script(doc: str | None, argv: Sequence[str] | None, body: Callable[[Invo
         print("interrupted; the same command resumes", file=sys.stderr)
         return 130
     return 0
+
+
+def _counted(arguments: Sequence[str], flags: Sequence[str]) -> tuple[dict[str, int], list[str]]:
+    """The numbers behind `flags`, and the other arguments."""
+    numbers, others, left = dict[str, int](), list[str](), iter(arguments)
+    for argument in left:
+        flag, equals, value = argument.partition("=")
+        if flag not in flags:
+            others.append(argument)
+            continue
+        given = value if equals else next(left, "")
+        if not given.isdecimal() or int(given) < 1:
+            raise UserError(f"{flag} takes a number of at least 1: {flag} 3")
+        numbers[flag] = int(given)
+    return numbers, others
 
 
 def parse(arguments: Sequence[str]) -> Invocation:

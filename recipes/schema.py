@@ -54,7 +54,9 @@ class Model(Section):
 
     name: str = Field("embedded", description="hub id, local folder, or 'embedded' (SmolLM2-135M-Instruct from PyPI)")
     revision: str | None = Field(None, description="hub commit or tag; leave empty for a local folder")
-    family: Literal["smollm2", "qwen3", "llama3", "gemma3"] = Field("smollm2", description="row of headstart/family.py")
+    family: Literal["smollm2", "qwen3", "llama3", "gemma3", "refusion"] = Field(
+        "smollm2", description="row of headstart/family.py"
+    )
     dtype: Dtype = Field("bfloat16", description="dtype that the weights are loaded in, for training and evaluation")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
 
@@ -62,27 +64,93 @@ class Model(Section):
 class Prompt(Section):
     """What surrounds a request."""
 
-    system_message: str = Field(
+    system_message: Annotated[str, Field(min_length=1)] | None = Field(
         INCOMPLETE_REQUEST_MESSAGE,
-        min_length=1,
-        description="system message for incomplete requests, used in training and by every arm but 'plain'",
+        description="system message for incomplete requests, used in training and by every arm but 'plain'; null for "
+        "none",
     )
 
 
 class Data(Section):
     """Training pairs."""
 
-    corpus: Literal["seed"] = Field("seed", description="where requests come from")
-    limit: Count | None = Field(None, description="use at most so many training requests; all when not given")
-    heldout_tasks: int = Field(12, ge=0, description="tasks whose requests are set aside and never trained on")
+    corpora: tuple[str, ...] = Field(
+        ("lmsys",),
+        min_length=1,
+        strict=False,
+        description="names from data_builders/corpora, or paths of files with conversations of your own",
+    )
+    paths: dict[str, str] = Field(
+        {}, description="local file or folder of a corpus' or benchmark's rows, by its name; the hub's when not given"
+    )
+    limit: Count | dict[str, Count] | None = Field(
+        None, description="requests of each corpus, or by name, drawn by run.seed; all when not given"
+    )
+    pairs: Count | None = Field(None, description="pairs in all, of requests drawn by run.seed; all when not given")
+    kind: Literal["prefix-to-answer", "draft-refinement"] = Field(
+        "prefix-to-answer", description="what a pair shows: the prefix alone, or a draft to repair beside it"
+    )
+    heldout: int = Field(12, ge=0, description="requests (of the seed corpus: tasks) set aside and never trained on")
     cuts: Count = Field(2, description="distinct prefixes drawn from one request")
+    cut: dict[Literal["sentence", "word", "anywhere"], Share] = Field(
+        {"sentence": 1.0}, description="shares of cuts after a sentence, after a word inside one, anywhere inside one"
+    )
     whole: bool = Field(
         False, description="also train on each whole request, so that it is answered as its prefixes are"
     )
-    cut: Literal["sentence", "inside"] = Field("sentence", description="cut at a sentence's end, or inside a sentence")
+    languages: tuple[str, ...] = Field(
+        (), strict=False, description="languages kept, as the corpus names them; all when not given"
+    )
+    flagged: Literal["drop", "keep"] = Field("drop", description="conversations that a moderation flagged")
+    redacted: Literal["drop", "keep"] = Field("keep", description="conversations in which names were replaced")
+    max_characters: Count = Field(
+        24_000, description="longer requests with their answer are dropped, longer histories lose their oldest turns"
+    )
+    duplicates: Literal["keep", "exact", "near"] = Field(
+        "keep", description="near: one request of each cluster of exact and near duplicates is kept"
+    )
+    benchmarks: tuple[str, ...] = Field(
+        tuple(PAPER["benchmarks"]),
+        strict=False,
+        description="benchmarks whose tasks may not be in the pairs; rows that hold one are dropped",
+    )
     answers: Literal["corpus", "self"] = Field("self", description="the corpus' answers, or the base model's own")
-    max_new_tokens: Count = Field(512, description="limit of a self-made answer; one that reaches it is dropped")
-    batch_size: Count = Field(16, description="requests decoded abreast for answers=self")
+    max_surprise: float | None = Field(
+        None,
+        gt=0,
+        description="drop a cut that makes the answer less likely than the whole request does, by more nats a token",
+    )
+    max_new_tokens: Count = Field(512, description="limit of an answer that the model makes; one at it is dropped")
+    batch_size: Count = Field(16, description="requests decoded abreast where the model answers in this process")
+    server: str | None = Field(
+        None, description="address of an OpenAI-compatible server (http://host:8000/v1) that answers instead"
+    )
+    server_model: str | None = Field(None, description="the model's name at the server; model.name when not given")
+    in_flight: Count = Field(64, description="requests that the server is asked at once")
+    workers: Count | None = Field(None, description="processes that read and write; as many as cores when not given")
+
+    def limit_of(self, corpus: str) -> int | None:
+        """How many requests of a corpus are drawn; None for all."""
+        return self.limit.get(corpus) if isinstance(self.limit, dict) else self.limit
+
+    def deciding(self) -> dict[str, Any]:
+        """What decides the pairs: not where the rows lie (their content does), nor who does the work."""
+        own = self.model_dump(exclude={"paths", "server", "server_model", "in_flight", "workers"})
+        return {**own, "answered_by": "server" if self.server else "this process"}
+
+    @model_validator(mode="after")
+    def _shares_of_one(self) -> "Data":
+        if abs(sum(self.cut.values()) - 1) > 1e-6:
+            raise ValueError(f"data.cut={self.cut}: the shares have to sum to 1")
+        return self
+
+    @model_validator(mode="after")
+    def _each_once(self) -> "Data":
+        for key in ("corpora", "benchmarks"):
+            names = getattr(self, key)
+            if len(set(names)) < len(names):
+                raise ValueError(f"data.{key}={list(names)}: a name stands there twice; take one out")
+        return self
 
 
 class Train(Section):
