@@ -1,19 +1,17 @@
-"""Prefix-to-answer pairs, in TRL's conversational prompt-completion format with columns of our own, and their card."""
+"""Pairs in TRL's conversational prompt-completion format, with columns of our own."""
 
-import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_builders.answers import Answered
 from data_builders.cuts import Cut
 from headstart.request import Request
 
-SHARD_ROWS = 50_000
+Fate = Literal["right", "partly right", "stale"]
 _MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 SCHEMA = pa.schema(
     [
@@ -22,90 +20,90 @@ SCHEMA = pa.schema(
         ("id", pa.string()),
         ("source", pa.string()),
         ("kind", pa.string()),
+        ("rest", pa.string()),
+        ("cut", pa.string()),
         ("cut_characters", pa.int64()),
         ("cut_sentences", pa.int64()),
         ("sentences", pa.int64()),
         ("answer_source", pa.string()),
+        ("draft", pa.string()),
+        ("draft_sentences", pa.int64()),
+        ("draft_fate", pa.string()),
     ]
 )
+_BATCH = 1_000
 
 
-def pair(request: Request, cut: Cut, answer: str, system_message: str, answer_source: str) -> dict[str, Any]:
-    """One row: the system message, the history and the prefix ask; the answer to the whole request answers."""
+@dataclass(frozen=True)
+class Draft:
+    """What the model answered to the first `sentences` sentences: the draft that a later prefix finds."""
+
+    text: str
+    sentences: int
+
+
+def pair(
+    request: Request, cut: Cut, answer: str, system: str | None, answer_source: str, draft: Draft | None = None
+) -> dict[str, Any]:
+    """One row: system message, history and prefix ask; the answer to the whole request answers.
+
+    `rest` is what was held back. A draft stays a column beside the prompt: it is never part of it.
+    """
     history = [{"role": message.role, "content": message.content} for message in request.history]
-    system = {"role": "system", "content": system_message}
+    before = [{"role": "system", "content": system}] if system is not None else []
+    whole = cut.kind == "whole"
+    kind = "whole-request" if whole else "prefix-to-answer"
     return {
-        "prompt": [system, *history, {"role": "user", "content": cut.prefix}],
+        "prompt": [*before, *history, {"role": "user", "content": cut.prefix}],
         "completion": [{"role": "assistant", "content": answer}],
         "id": f"{request.id}#{len(cut.prefix)}",
         "source": request.source,
-        "kind": "prefix-to-answer" if len(cut.prefix) < len(request.text) else "whole-request",
+        "kind": kind if draft is None else "draft-refinement",
+        "rest": request.text[len(cut.prefix) :],
+        "cut": cut.kind,
         "cut_characters": len(cut.prefix),
         "cut_sentences": cut.sentences,
         "sentences": len(request.sentences),
         "answer_source": answer_source,
+        "draft": draft.text if draft else None,
+        "draft_sentences": draft.sentences if draft else None,
+        "draft_fate": fate(draft.text, answer) if draft else None,
     }
 
 
-def write_pairs(pairs: Iterable[Mapping[str, Any]], folder: Path) -> int:
-    """Write `pairs-00000.parquet` and on, SHARD_ROWS rows each; returns the number of rows."""
-    count, shard = 0, []
-    for row in pairs:
-        shard.append(row)
-        if len(shard) == SHARD_ROWS:
-            _write(shard, folder, count)
-            count, shard = count + len(shard), []
-    if shard or not count:
-        _write(shard, folder, count)
-    return count + len(shard)
+def fate(draft: str, answer: str) -> Fate:
+    """What becomes of a draft beside the right answer: all of it stays, its first words do, or nothing."""
+    drafted, right = draft.split(), answer.split()
+    if drafted == right:
+        return "right"
+    return "partly right" if drafted[:1] == right[:1] else "stale"
 
 
-def write_heldout(requests: Sequence[Request], path: Path) -> None:
-    """Requests that are never trained on, as eval's benchmark `heldout` reads them."""
-    with path.open("w", encoding="utf-8") as file:
-        for request in requests:
-            row = {"id": request.id, "sentences": request.sentences, "reference": request.reference}
-            file.write(json.dumps({**row, "extra": dict(request.extra)}, ensure_ascii=False) + "\n")
+class Shard:
+    """A Parquet file of pairs on its way: `path` is there once it is closed without an error."""
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._hidden = path.with_name(f".{path.name}")
+        self._writer = pq.ParquetWriter(self._hidden, SCHEMA, compression="zstd")
+        self._rows: list[Mapping[str, Any]] = []
 
-def write_dropped(answers: Sequence[Answered], folder: Path) -> dict[str, int]:
-    """Keep what was dropped for review, one file a reason; returns the count of each reason."""
-    folder.mkdir(exist_ok=True)
-    counts = Counter(answered.dropped for answered in answers if answered.dropped)
-    for reason in counts:
-        rows = [{"id": a.id, "answer": a.text} for a in answers if a.dropped == reason]
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (folder / f"{reason.replace(' ', '-')}.jsonl").write_text(text)
-    return {str(reason): count for reason, count in sorted(counts.items(), key=str)}
+    def __enter__(self) -> "Shard":
+        return self
 
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is None:
+            self._flush()
+        self._writer.close()
+        if kind is None:
+            self._hidden.rename(self.path)
 
-def card(manifest: Mapping[str, Any]) -> str:
-    """The dataset card, with the header that the hub reads."""
-    counts = "\n".join(f"| {name} | {value} |" for name, value in manifest["counts"].items())
-    return f"""---
-license: {manifest["corpus"]["licence"].lower()}
-configs:
-- config_name: default
-  data_files: pairs-*.parquet
----
+    def add(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append pairs."""
+        self._rows += rows
+        if len(self._rows) >= _BATCH:
+            self._flush()
 
-# Prefix-to-answer pairs ({manifest["corpus"]["name"]})
-
-Built by headstart: each row asks for the answer to a request of which only a prefix is shown. `prompt` and
-`completion` are TRL's conversational prompt-completion format; the other columns say where the row comes from.
-
-| count | |
-| --- | --- |
-{counts}
-
-- cuts: {manifest["cuts"]["kind"]}, up to {manifest["cuts"]["per_request"]} a request, seed {manifest["seed"]};
-  whole requests {"also" if manifest["cuts"]["whole_requests"] else "not"} trained on
-- answers: {manifest["answers"]["source"]}
-- held out, never trained on: `heldout.jsonl`; dropped rows by reason: `dropped/`
-- sentence rule {manifest["sentence_rule"]}, renderer {manifest["renderer"]}
-"""
-
-
-def _write(rows: Sequence[Mapping[str, Any]], folder: Path, begin: int) -> None:
-    path = folder / f"pairs-{begin // SHARD_ROWS:05d}.parquet"
-    pq.write_table(pa.Table.from_pylist(list(rows), schema=SCHEMA), path, compression="zstd")
+    def _flush(self) -> None:
+        self._writer.write_table(pa.Table.from_pylist(self._rows, schema=SCHEMA))
+        self._rows = []

@@ -87,7 +87,7 @@ def card(invocation: Invocation, proof: Proof) -> str:
             "A LoRA adapter trained by headstart, merged into its base. Put this system message in front of a request,",
             "whole or unfinished:",
             "",
-            f"> {recipe.prompt.system_message}",
+            f"> {recipe.prompt.system_message or '(none)'}",
             "",
             f"- base: {recipe.model.name} (revision {recipe.model.revision or 'none given'}), "
             f"weights {trained['settings']['model']['weights']}",

@@ -37,7 +37,7 @@ def train(invocation: Invocation) -> None:
     recipe = invocation.recipe
     data = invocation.run_dir / "data"
     record = run_folder.need(data, f"python data_builders/build.py {invocation.named}")
-    made_with = {"data": recipe.data.model_dump(), "system_message": recipe.prompt.system_message}
+    made_with = {"data": recipe.data.deciding(), "system_message": recipe.prompt.system_message}
     run_folder.agree(data, record, {**made_with, "seed": recipe.run.seed})
     state = launch.processes(recipe.model)
     accumulation = accumulate(recipe, state.num_processes)

@@ -70,7 +70,7 @@ def load(path: str | None) -> list[Request]:
         for row in rows.read_local(Row, path)
     ]
     if not requests:
-        raise UserError(f"{path}: holds no request; give another file, or build it with data.heldout_tasks above 0")
+        raise UserError(f"{path}: holds no request; give another file, or build it with data.heldout above 0")
     return requests
 
 

@@ -14,7 +14,8 @@ assertions. `challenge_test_list`, which 11 of all rows have, is not used.
 
 import ast
 import builtins
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from pydantic import AliasChoices, Field
 
@@ -70,6 +71,11 @@ def _rows(path: str | None) -> Iterator[_Row]:
         return
     for hub in HUBS:
         yield from rows.read(_Row, hub, None)
+
+
+def request(row: Mapping[str, Any]) -> Request:
+    """A row of whatever part as this benchmark shows it. Raises ValidationError, and UserError as `load` does."""
+    return _request(_Row.model_validate(row))
 
 
 def _request(row: _Row) -> Request:

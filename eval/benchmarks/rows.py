@@ -70,7 +70,7 @@ def _hub(hub: Hub) -> Iterator[tuple[str, Any]]:
     except Exception as error:  # whatever the hub, the network or the cache raise
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
-            f"{hub.id} cannot be read from the hub ({said}); give a local file: eval.paths={{NAME: PATH}}"
+            f"{hub.id} cannot be read from the hub ({said}); give a local file of its rows: eval.paths or data.paths"
         ) from None
 
 
