@@ -1,7 +1,8 @@
 # make demo       install, then the whole pipeline on the embedded default; ends with the report's path
 # make test       install, then lint, types and the tests (under 10 minutes on 2 cores)
 # make test-slow  the real model at length
-# make bench      engine overhead, batching, the evaluation's cost against the paper's protocol, the longer adaptation run
+# make bench      engine overhead, batching, the evaluation's cost against the paper's protocol, a million rows of pairs,
+#                 the longer adaptation run
 # make lint       ruff and mypy alone
 # make ds1000-env the libraries that DS-1000 is scored with (about 1 GB, Python 3.11)
 
@@ -37,6 +38,7 @@ test-slow: .venv/.test
 bench: .venv/.test
 	$(BIN)/python tests/bench_engine.py
 	$(BIN)/python tests/bench_cost.py
+	$(BIN)/python tests/bench_data.py
 	$(MAKE) pipeline RECIPE=smollm2-long
 
 lint: .venv/.test

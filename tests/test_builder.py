@@ -1,8 +1,9 @@
-"""The pair builder: cuts, answers, drops, and the same bytes after a kill."""
+"""The pair builder: cuts, answers, drops, draws, and the same bytes after a kill and from any number of workers."""
 
 import itertools
 import json
 import random
+import shutil
 
 import pyarrow.parquet as pq
 import pytest
@@ -10,26 +11,23 @@ from conftest import real_tokenizer
 from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_models import MESSAGE, arguments, invocation, reciter, talker, talker_folder
+from tiny_models import MESSAGE, arguments, invocation, seed_requests, talker_folder
 from trl.data_utils import apply_chat_template, is_conversational
 
-from data_builders import answers, build, pairs
-from data_builders.answers import Answered
-from data_builders.corpora import seed
+from data_builders import build, modelling, pairs, preview, reading, sources, writing
 from data_builders.cuts import Cut, cuts
 from eval import arms
-from eval.benchmarks import heldout
+from eval.benchmarks import heldout, own
 from headstart.batch import BatchDecoder
 from headstart.decoder import Answer
-from headstart.family import FAMILIES, stop_ids
+from headstart.family import FAMILIES
 from headstart.prompt import renderer
 from headstart.request import Message, Request
-from recipes.errors import UserError
 from recipes.loader import parse
 from train.rows import render, training_rows
 
 SELF = ("data.answers=self", "data.limit=11", "data.batch_size=4", "data.max_new_tokens=10", "data.cuts=2")
-REQUESTS = {made.id: made for made in seed.load()}
+REQUESTS = {made.id: made for made in seed_requests()}
 CORPUS = ("data.answers=corpus", "data.limit=11")
 
 
@@ -38,46 +36,57 @@ def request(*sentences, name="r/1"):
 
 
 sentences = st.lists(st.text(min_size=1, max_size=12), min_size=1, max_size=6)
+shares = st.sampled_from(
+    [{"sentence": 1.0}, {"word": 1.0}, {"anywhere": 1.0}, {"sentence": 0.5, "word": 0.25, "anywhere": 0.25}]
+)
 
 
-@given(sentences, st.integers(1, 8), st.sampled_from(["sentence", "inside"]), st.integers(0, 9))
-@settings(max_examples=200, deadline=None)
-def test_cuts_are_distinct_and_hold_something_back(pieces, count, kind, seed):
+@given(sentences, st.integers(1, 8), shares, st.integers(0, 9))
+@settings(max_examples=300, deadline=None)
+def test_cuts_are_distinct_and_hold_the_last_sentence_back(pieces, count, shares, seed):
     made = request(*pieces)
-    found = cuts(made, count, kind, seed)
+    found = cuts(made, count, shares, seed)
     lengths = [len(cut.prefix) for cut in found]
     assert lengths == sorted(set(lengths))
     assert len(found) <= count
     ends = list(itertools.accumulate(map(len, pieces)))
     for cut in found:
-        assert 0 < len(cut.prefix) < len(made.text)
+        assert 0 < len(cut.prefix) <= len(made.text) - len(pieces[-1])
         assert made.text.startswith(cut.prefix)
         assert cut.sentences == sum(end <= len(cut.prefix) for end in ends)
-        assert (len(cut.prefix) in ends) == (kind == "sentence")
-        if kind == "inside":
-            assert any(char.isalnum() for char in cut.prefix)
-    if kind == "sentence":
+        assert (len(cut.prefix) in ends) == (cut.kind == "sentence")
+        assert shares.get(cut.kind, 0) > 0
+        if cut.kind == "word":
+            after = made.text[len(cut.prefix)]
+            assert cut.prefix[-1].isalnum() or cut.prefix[-1] == "_"
+            assert not after.isalnum()
+            assert after != "_"
+    if shares == {"sentence": 1.0}:
         assert len(found) == min(count, len(pieces) - 1)
-    assert found == cuts(made, count, kind, seed)
+    assert found == cuts(made, count, shares, seed)
 
 
 def test_cuts_take_every_place_in_turn():
     made = request("One.", " Two.", " Three.", " Four.")
-    assert [cut.sentences for cut in cuts(made, 9, "sentence", 0)] == [1, 2, 3]
-    assert {cuts(made, 1, "sentence", seed)[0].sentences for seed in range(60)} == {1, 2, 3}
+    only = {"sentence": 1.0}
+    assert [cut.sentences for cut in cuts(made, 9, only, 0)] == [1, 2, 3]
+    assert {cuts(made, 1, only, seed)[0].sentences for seed in range(60)} == {1, 2, 3}
     others = [request(*made.sentences, name=f"r/{n}") for n in range(60)]
-    assert {cuts(other, 1, "sentence", 0)[0].sentences for other in others} == {1, 2, 3}
-    others = [request("  a b.", " cd.", name=f"r/{n}") for n in range(200)]
-    assert {len(cuts(other, 1, "inside", 0)[0].prefix) for other in others} == {
-        3,
-        4,
-        5,
-        7,
-        8,
-        9,
-    }  # after "a" and later; not at 6, where the second sentence starts
-    assert cuts(request("Alone."), 3, "sentence", 0) == []
-    assert cuts(request("A", "b"), 3, "inside", 0) == []
+    assert {cuts(other, 1, only, 0)[0].sentences for other in others} == {1, 2, 3}
+    others = [request("  ab cd.", " ef gh.", " Bye.", name=f"r/{n}") for n in range(200)]
+    # words end at 4, (7 is a mark's), 11; anywhere else after "a" but not where a sentence ends, at 8
+    assert {len(cuts(other, 1, {"word": 1.0}, 0)[0].prefix) for other in others} == {4, 7, 11, 14}
+    assert {len(cuts(other, 1, {"anywhere": 1.0}, 0)[0].prefix) for other in others} == {3, 5, 6, 9, 10, 12, 13}
+    assert cuts(request("Alone."), 3, only, 0) == []
+    assert cuts(request("A", "b"), 3, {"anywhere": 1.0}, 0) == []
+
+
+def test_cuts_come_in_the_stated_shares():
+    wanted = {"sentence": 0.5, "word": 0.3, "anywhere": 0.2}
+    text = ["One two three four five six.", " Seven eight nine ten eleven.", " Twelve.", " Bye."]
+    kinds = [cut.kind for n in range(2000) for cut in cuts(request(*text, name=f"r/{n}"), 1, wanted, 0)]
+    for kind, share in wanted.items():
+        assert abs(kinds.count(kind) / len(kinds) - share) < 0.05
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +131,10 @@ def test_the_folder_is_complete(built):
     ]
     manifest = json.loads((built / "manifest.json").read_text())
     assert manifest["default_system_text"] is True  # fault 8: SmolLM2's template puts one where none is given
-    assert manifest["corpus"] == {"name": "seed", "version": seed.VERSION, "licence": "Apache-2.0"}
+    assert manifest["corpora"]["seed"]["licence"] == "apache-2.0"
     card = (built / "README.md").read_text()
     assert card.startswith("---\nlicense: apache-2.0\n")
-    assert f"| pairs | {manifest['counts']['pairs']} |" in card
+    assert f"| all | pairs | {manifest['counts']['pairs']} |" in card
 
 
 def test_each_pair_is_a_prefix_and_the_answer_to_the_whole_request(built):
@@ -140,6 +149,8 @@ def test_each_pair_is_a_prefix_and_the_answer_to_the_whole_request(built):
         assert user == {"role": "user", "content": made.prefix(row["cut_sentences"])}
         assert row["cut_characters"] == len(user["content"]) == int(row["id"].split("#")[1])
         assert 1 <= row["cut_sentences"] < row["sentences"] == len(made.sentences)
+        assert user["content"] + row["rest"] == made.text
+        assert (row["cut"], row["draft"], row["draft_sentences"], row["draft_fate"]) == ("sentence", None, None, None)
         assert [turn["role"] for turn in row["completion"]] == ["assistant"]
         answer_of.setdefault(made.id, set()).add(row["completion"][0]["content"])
         assert (row["source"], row["kind"], row["answer_source"]) == ("seed", "prefix-to-answer", "self")
@@ -165,27 +176,14 @@ def test_answers_that_do_not_end_are_dropped_counted_and_kept(built):
     used = {row["id"].split("#")[0] for row in rows(built)}
     assert dropped
     assert used
-    assert all(set(row) == {"id", "answer"} and row["answer"] for row in dropped)
+    assert all(set(row) == {"id", "dropped", "answer"} and row["answer"] for row in dropped)
     assert not used & {row["id"] for row in dropped}
     counts = manifest["counts"]
     assert counts["dropped: answer reached the token limit"] == len(dropped)
-    assert counts["requests"] == 11
+    assert counts["requests"] == len(used)
     assert counts["pairs"] == len(rows(built))
     reasons = sum(number for name, number in counts.items() if name.startswith("dropped: "))
-    assert len(used) + reasons == counts["requests"]
-
-
-def test_an_empty_answer_is_dropped(tmp_path):
-    """A model that ends at once; a reference that is blank, and one that is not there."""
-    r = renderer(real_tokenizer("smollm2"), FAMILIES["smollm2"])
-    model = reciter(r.tokenizer, "")
-    decoder = BatchDecoder(model, stop_ids(r.family, r.tokenizer, model), 5, 2)
-    found = answers.self_answers([request("Hi.", " You."), request("Say x.")], decoder, r, tmp_path / "progress")
-    assert [answered.dropped for answered in found] == ["empty answer", "empty answer"]
-    blank = [Request("a", "made", ("x",), reference=" \n"), Request("b", "made", ("x",))]
-    assert [answered.dropped for answered in answers.corpus_answers(blank)] == ["empty answer", "empty answer"]
-    assert pairs.write_dropped(found, tmp_path / "dropped") == {"empty answer": 2}
-    assert len(lines(tmp_path / "dropped" / "empty-answer.jsonl")) == 2
+    assert len(used) + reasons == 11
 
 
 def test_corpus_answers_are_the_references(model, tmp_path):
@@ -210,10 +208,10 @@ def test_a_pair_does_not_depend_on_the_other_rows(model, tmp_path):
 
 
 def test_cuts_inside_a_sentence(model, tmp_path):
-    assert build.main(arguments(model, tmp_path / "run", *CORPUS, "data.cut=inside", "data.cuts=4")) == 0
+    assert build.main(arguments(model, tmp_path / "run", *CORPUS, "data.cut={anywhere: 1.0}", "data.cuts=4")) == 0
     for row in rows(tmp_path / "run" / "data"):
         made, prefix = REQUESTS[row["id"].split("#")[0]], row["prompt"][-1]["content"]
-        assert made.text.startswith(prefix)
+        assert made.text == prefix + row["rest"]
         assert prefix not in [made.prefix(i) for i in range(1, 1 + len(made.sentences))]
 
 
@@ -233,10 +231,9 @@ def test_a_killed_build_ends_with_the_same_bytes(built, model, tmp_path, monkeyp
         patch.setattr(BatchDecoder, "advance", killed)
         assert build.main(arguments(model, run, *SELF)) == 130
     assert not (run / "data").exists()
-    progress = run / ".data.partial" / build.PROGRESS
     if batches:
-        with progress.open("a") as file:
-            file.write('{"id": "half a li')
+        with (run / modelling.CACHE).open("a") as file:
+            file.write('{"key": "half a li')
 
     def counted(self, prompts, *rest):
         decoded.append(len(prompts))
@@ -252,7 +249,7 @@ def test_a_killed_build_ends_with_the_same_bytes(built, model, tmp_path, monkeyp
     assert decoded == [4, 4, 3]
 
 
-@pytest.mark.parametrize("where", ["write_pairs", "card"])
+@pytest.mark.parametrize("where", [(writing, "write_shard"), (build, "card")])
 def test_a_build_killed_while_writing_decodes_nothing_again(built, model, tmp_path, monkeypatch, where):
     run = tmp_path / "run"
 
@@ -260,7 +257,7 @@ def test_a_build_killed_while_writing_decodes_nothing_again(built, model, tmp_pa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(pairs, where, killed)
+        patch.setattr(*where, killed)
         assert build.main(arguments(model, run, *SELF)) == 130
     assert not (run / "data").exists()
     monkeypatch.setattr(BatchDecoder, "advance", killed)
@@ -268,16 +265,14 @@ def test_a_build_killed_while_writing_decodes_nothing_again(built, model, tmp_pa
     assert files(run / "data") == files(built)
 
 
-def test_answers_of_other_requests_are_not_taken_over(tmp_path):
-    """Progress of another order is thrown away (the step's settings guard against it; so does the file itself)."""
-    r = renderer(real_tokenizer("smollm2"), FAMILIES["smollm2"])
-    model = talker(r.tokenizer, 4, end_weight=2.0)
-    decoder = BatchDecoder(model, stop_ids(r.family, r.tokenizer, model), 5, 2)
-    progress = tmp_path / "progress"
-    made = [request(f"Count to {n}.", " Now.", name=f"r/{n}") for n in range(5)]
-    whole = answers.self_answers(made, decoder, r, progress)
-    assert answers.self_answers(made[::-1], decoder, r, progress) == whole[::-1]
-    assert [row["id"] for row in lines(progress)] == [one.id for one in made[::-1]]
+def test_other_cuts_ask_for_no_answer_again(built, model, tmp_path, monkeypatch):
+    """The cache lies in the run's folder, beside the data."""
+    run = tmp_path / "run"
+    assert build.main(arguments(model, run, *SELF)) == 0
+    shutil.rmtree(run / "data")
+    monkeypatch.setattr(BatchDecoder, "advance", None)
+    assert build.main(arguments(model, run, *SELF, "data.cuts=1")) == 0
+    assert len(rows(run / "data")) < len(rows(built))
 
 
 def test_training_prompts_are_the_evaluators_prompts(built, model, tmp_path):
@@ -321,7 +316,7 @@ def test_the_columns_are_what_trl_reads(built):
 
 def test_history_stands_between_the_message_and_the_prefix():
     made = Request("r/1", "made", ("One.", " Two."), (Message("user", "Hi."), Message("assistant", "Hello!")))
-    row = pairs.pair(made, Cut("One.", 1), "Yes.", "The message.", "corpus")
+    row = pairs.pair(made, Cut("One.", 1, "sentence"), "Yes.", "The message.", "corpus")
     assert [turn["role"] for turn in row["prompt"]] == ["system", "user", "assistant", "user"]
     r = renderer(real_tokenizer("smollm2"), FAMILIES["smollm2"])
     prompt = r.prompt("One.", made.history, "The message.")
@@ -341,18 +336,16 @@ def test_heldout_tasks_are_never_trained_on(built):
 
 
 def test_no_task_held_out_is_allowed_and_all_are_not(model, tmp_path, capsys):
-    assert build.main(arguments(model, tmp_path / "run", *CORPUS, "data.heldout_tasks=0")) == 0
+    assert build.main(arguments(model, tmp_path / "run", *CORPUS, "data.heldout=0")) == 0
     assert (tmp_path / "run" / "data" / "heldout.jsonl").read_text() == ""
     capsys.readouterr()
-    assert build.main(arguments(model, tmp_path / "more", *CORPUS, "data.heldout_tasks=999")) == 2
-    assert capsys.readouterr().err.startswith("error: data.heldout_tasks=999: the corpus has")
-    with pytest.raises(UserError):
-        seed.split_tasks(list(REQUESTS.values()), 999, 0)
+    assert build.main(arguments(model, tmp_path / "more", *CORPUS, "data.heldout=999")) == 2
+    assert capsys.readouterr().err.startswith("error: data.heldout=999: there are 74 to take from")
 
 
 def test_dry_run_says_what_would_be_done_and_writes_nothing(model, tmp_path, capsys):
     assert build.main(arguments(model, tmp_path / "run", *SELF, "--dry-run")) == 0
-    assert f"would build pairs of 11 requests (60 held out) into {tmp_path / 'run' / 'data'}" in capsys.readouterr().out
+    assert f"would build pairs of seed into {tmp_path / 'run' / 'data'}" in capsys.readouterr().out
     assert not (tmp_path / "run").exists()
 
 
@@ -364,39 +357,137 @@ def test_other_settings_are_refused_and_unrelated_ones_are_not(built, model, cap
     assert f"{built}: made by other settings (data.cuts: 2 there, 1 here)" in capsys.readouterr().err
 
 
-def test_shards(tmp_path, monkeypatch):
-    monkeypatch.setattr(pairs, "SHARD_ROWS", 3)
-    made = request("One.", " Two.")
-    wanted = [pairs.pair(made, Cut("One.", 1), f"answer {n}", "m", "corpus") for n in range(7)]
-    random.Random(0).shuffle(wanted)
-    for count, names in ((0, 1), (3, 1), (4, 2), (7, 3)):
-        folder = tmp_path / str(count)
-        folder.mkdir()
-        assert pairs.write_pairs(iter(wanted[:count]), folder) == count
-        assert sorted(path.name for path in folder.iterdir()) == [f"pairs-{n:05d}.parquet" for n in range(names)]
-        assert rows(folder) == wanted[:count]
+def conversations(path, count, first=0):
+    """A file of made-up conversations, as many different ones as asked for."""
+    kinds = ["a list", "two words", "the first number", "an empty text"]
+    with path.open("w") as file:
+        for n in range(first, first + count):
+            text = f"Write task {n}. It takes {kinds[n % 4]} and {n * n}. It gives {kinds[n % 3]} and {n * 7}. Thanks."
+            answer = f"Here is task {n}, which gives {kinds[n % 3]}."
+            turns = [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+            file.write(json.dumps({"messages": turns[: 1 + (n % 17 > 0)], "id": f"{n}"}) + "\n")
+    return path
+
+
+def built_of(model, run, path, *overrides):
+    """A build of one's own file, in pieces of 20 rows."""
+    settings = (f"data.corpora=[{path}]", "data.answers=corpus", "data.heldout=5", "data.duplicates=near", *overrides)
+    return build.main(arguments(model, run, *settings))
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(sources, "ROWS", 20)
+    monkeypatch.setattr(writing, "PIECES", 3)
+
+
+def test_one_worker_or_several_killed_or_not_leave_the_same_bytes(model, tmp_path, monkeypatch, small_pieces):
+    path = conversations(tmp_path / "own.jsonl", 250)
+    assert built_of(model, tmp_path / "one", path, "data.workers=1") == 0
+    whole = files(tmp_path / "one" / "data")
+    assert sum(name.startswith("pairs-") for name in whole) == 5
+    assert built_of(model, tmp_path / "two", path, "data.workers=3") == 0
+    assert files(tmp_path / "two" / "data") == whole
+    for where, calls in (((reading, "read_piece"), 4), ((writing, "write_shard"), 2), ((build, "card"), 0)):
+        run, original, seen = tmp_path / f"killed-{where[1]}", getattr(*where), []
+
+        def killed(*given, original=original, seen=seen, calls=calls):
+            if len(seen) == calls:
+                raise KeyboardInterrupt
+            seen.append(original(*given))
+            return seen[-1]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(*where, killed)
+            assert built_of(model, run, path, "data.workers=1") == 130
+        assert not (run / "data").exists()
+        assert built_of(model, run, path, "data.workers=1") == 0
+        assert files(run / "data") == whole
+
+
+def test_the_order_of_the_rows_decides_the_order_of_the_pairs_alone(model, tmp_path, small_pieces):
+    path = conversations(tmp_path / "own.jsonl", 90)
+    lines = path.read_text().splitlines(keepends=True)
+    random.Random(0).shuffle(lines)
+    shuffled = tmp_path / "shuffled.jsonl"
+    shuffled.write_text("".join(lines))
+    found = {}
+    for name, file in (("as it is", path), ("shuffled", shuffled)):
+        assert built_of(model, tmp_path / name, file, "data.limit=40", "data.pairs=50", "data.workers=1") == 0
+        found[name] = sorted(rows(tmp_path / name / "data"), key=lambda row: row["id"])
+    assert found["as it is"] == found["shuffled"]
+    assert len(found["shuffled"]) == 50
+
+
+def test_as_many_pairs_as_asked_for_also_where_answers_are_dropped(model, tmp_path):
+    """The model is asked about no more requests than it takes."""
+    wanted = ("data.answers=self", "data.batch_size=4", "data.max_new_tokens=10", "data.pairs=20")
+    assert build.main(arguments(model, tmp_path / "run", *wanted)) == 0
+    assert len(rows(tmp_path / "run" / "data")) == 20
+    manifest = json.loads((tmp_path / "run" / "data" / "manifest.json").read_text())
+    assert manifest["counts"]["dropped: answer reached the token limit"] > 0
+    asked = (tmp_path / "run" / modelling.CACHE).read_text().count("\n")
+    assert asked < 60
 
 
 def test_an_answer_keeps_its_line_separators(tmp_path):
     """U+2028 inside an answer is no line end of a .jsonl file."""
-    found = [Answered("a", "one\u2028two\x85three", "empty answer")]
-    pairs.write_dropped(found, tmp_path)
-    text = (tmp_path / "empty-answer.jsonl").read_text(encoding="utf-8")
-    assert [json.loads(line) for line in text.split("\n")[:-1]] == [{"id": "a", "answer": "one\u2028two\x85three"}]
-    held = Request("h", "seed", ("a\u2028b",), extra={"entry_point": "f", "tests": "f()", "task": "f"})
-    pairs.write_heldout([held], tmp_path / "heldout.jsonl")
-    assert heldout.load(str(tmp_path / "heldout.jsonl"))[0].text == "a\u2028b"
+    with writing.Review(tmp_path / "dropped") as review:
+        review.add({"id": "a", "dropped": "empty answer", "answer": "one\u2028two\x85three"})
+    text = (tmp_path / "dropped" / "empty-answer.jsonl").read_text(encoding="utf-8")
+    assert [json.loads(line)["answer"] for line in text.split("\n")[:-1]] == ["one\u2028two\x85three"]
 
 
-def test_whole_requests_are_trained_on_by_option(tmp_path):
+def test_whole_requests_are_trained_on_by_option(model, tmp_path):
     """data.whole adds one pair a request: the whole of it, with the same answer."""
-    requests = seed.load()[:3]
-    answered = answers.corpus_answers(requests)
     found = {}
     for whole in ("false", "true"):
-        recipe = parse(["recipe=qwen3", "data.answers=corpus", f"data.whole={whole}"]).recipe
-        found[whole] = list(build.make_pairs(recipe, requests, answered))
+        assert build.main(arguments(model, tmp_path / whole, *CORPUS, f"data.whole={whole}")) == 0
+        found[whole] = rows(tmp_path / whole / "data")
     added = [row for row in found["true"] if row not in found["false"]]
-    assert [row["prompt"][-1]["content"] for row in added] == [request.text for request in requests]
-    assert {row["kind"] for row in added} == {"whole-request"}
+    assert len(added) == 11
+    assert all(row["prompt"][-1]["content"] == REQUESTS[row["id"].split("#")[0]].text for row in added)
+    assert {(row["kind"], row["rest"]) for row in added} == {("whole-request", "")}
     assert {row["kind"] for row in found["false"]} == {"prefix-to-answer"}
+
+
+def test_heldout_conversations_are_requests_of_ones_own(model, tmp_path):
+    """What comes from no task with tests is held out in the format that eval reads as one's own requests."""
+    path = conversations(tmp_path / "own.jsonl", 40)
+    assert built_of(model, tmp_path / "run", path) == 0
+    held = own.load(str(tmp_path / "run" / "data" / "heldout.jsonl"))
+    trained = {row["id"].split("#")[0] for row in rows(tmp_path / "run" / "data")}
+    assert len(held) == 5
+    assert not {made.id for made in held} & trained
+    assert all(made.text.startswith("Write task") and made.reference.startswith("Here is") for made in held)
+
+
+def test_preview_draws_prefix_rest_and_supervised_tokens(built, model, capsys):
+    capsys.readouterr()
+    assert build.main(arguments(model, built.parent, *SELF, "--preview", "3")) == 0
+    said = capsys.readouterr().out
+    shown = [row for row in rows(built) if row["id"] in said]
+    assert len(shown) == 3
+    for row in shown:
+        assert row["prompt"][-1]["content"] in said
+        assert f"held back: {row['rest']}" in said
+    drawn = preview.drawing(shown[0], renderer(real_tokenizer("smollm2"), FAMILIES["smollm2"]))
+    green = "".join(drawn.plain[span.start : span.end] for span in drawn.spans if "green" in str(span.style))
+    assert green == shown[0]["completion"][0]["content"] + "<|im_end|>"
+    assert build.main(arguments(model, built.parent, *SELF, "--preview", "none")) == 2
+    assert "--preview takes a number" in capsys.readouterr().err
+
+
+def test_the_papers_recipes_train_on_the_models_own_answers_and_no_extra_filter():
+    for name in ("qwen3", "llama3", "gemma3"):
+        data = parse([f"recipe={name}"]).recipe.data
+        assert (data.corpora, data.kind, data.answers) == (("lmsys",), "prefix-to-answer", "self")
+        assert (data.duplicates, data.max_surprise, data.languages, data.whole) == ("keep", None, (), False)
+        assert len(data.benchmarks) == 7  # kept disjoint from what it is measured on
+    for name, kind in (
+        ("refusion-prefix-to-answer", "prefix-to-answer"),
+        ("refusion-draft-refinement", "draft-refinement"),
+    ):
+        recipe = parse([f"recipe={name}"]).recipe
+        assert recipe.data.corpora == ("mbpp", "magicoder", "evol_codealpaca")
+        assert (recipe.data.kind, recipe.data.pairs, recipe.prompt.system_message) == (kind, 13_845, None)

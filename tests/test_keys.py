@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
+import lmsys_rows
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -15,7 +16,8 @@ from safetensors import safe_open
 from synthetic_arms import records, timings, write_run
 from tiny_models import arguments, invocation, talker_folder
 
-from data_builders import build
+from data_builders import build, modelling, sources, workers
+from data_builders.making import Maker, needs_model
 from eval import arms, report, run, suite, timing
 from eval.replay import replay
 from eval.report_runs import Place
@@ -164,21 +166,72 @@ def prompt_system_message(here):
 # --- data ---
 
 
-def data_corpus(here):
-    assert here.pairs().manifest["corpus"]["name"] == "seed"
-    with pytest.raises(UserError, match=r"data.corpus='other'"):
-        recipe("data.corpus=other")
+LEAK = "Name the oldest bridge over the river that flows through Prague. Say who had it built."
+
+
+def own_rows(here, name, count=6, **more):
+    """A file of one's own conversations, of which some meet a rule."""
+    path = here.folder / f"{name}.jsonl"
+    if not path.exists():
+        turns = [{"role": "user", "content": "Who won? Say why."}, {"role": "assistant", "content": "Nobody did."}]
+        lines = [
+            {"id": f"{n}", "text": f"Name river {n}. Say why {n * n}.", "reference": "The Nile."} for n in range(count)
+        ]
+        lines += [
+            {"id": "long", "messages": [*turns, {"role": "user", "content": "And? Go on." * 20}, turns[1]]},
+            {"id": "german", "messages": turns, "language": "German"},
+            {"id": "again", "messages": turns},
+            {"id": "leak", "text": LEAK, "reference": "Yes."},
+        ]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def own(here, *overrides):
+    return here.pairs(f"data.corpora=[{own_rows(here, 'own')}]", "data.limit=null", "data.heldout=0", *overrides)
+
+
+def ids(made):
+    return {row["id"].split("#")[0].removeprefix("own/") for row in made.rows}
+
+
+def data_corpora(here):
+    assert list(here.pairs().manifest["corpora"]) == ["seed"]
+    assert ids(own(here)) == {*map(str, range(6)), "long", "german", "again", "leak"}
+    with pytest.raises(UserError, match="no corpus 'other'; there are lmsys, mbpp"):
+        build.find_inputs(recipe("data.corpora=[other]"))
+
+
+def data_paths(here):
+    row = {"lang": "python", "raw_index": 1, "index": 2, "problem": "Write a function. It adds.", "solution": "Yes."}
+    path = here.folder / "magicoder.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    given = ("data.corpora=[magicoder]", f"data.paths.magicoder={path}", "data.heldout=0")
+    assert {row["id"] for row in here.pairs(*given).rows} == {"magicoder/1/2#17"}
+    with pytest.raises(UserError, match=r"neither among data\.corpora nor among data\.benchmarks"):
+        build.find_inputs(recipe(f"data.paths.magicoder={path}"))
 
 
 def data_limit(here):
     assert (here.pairs().manifest["counts"]["requests"], len(here.pairs("data.limit=4").rows)) == (6, 8)
+    assert len(here.pairs("data.limit={seed: 3}").rows) == 6
 
 
-def data_heldout_tasks(here):
+def data_pairs(here):
+    assert (len(here.pairs().rows), len(here.pairs("data.pairs=5").rows)) == (12, 5)
+
+
+def data_kind(here):
+    given = ("data.kind=draft-refinement", "data.whole=true", "data.max_new_tokens=6")
+    assert {row["kind"] for row in here.pairs().rows} == {"prefix-to-answer"}
+    assert {row["kind"] for row in here.pairs(*given).rows} == {"draft-refinement"}
+
+
+def data_heldout(here):
     def tasks(found):
         return {line.split('"task": "')[1].split('"')[0] for line in (found.data / "heldout.jsonl").open()}
 
-    assert (len(tasks(here.pairs())), len(tasks(here.pairs("data.heldout_tasks=3")))) == (12, 3)
+    assert (len(tasks(here.pairs())), len(tasks(here.pairs("data.heldout=3")))) == (12, 3)
 
 
 def data_cuts(here):
@@ -190,32 +243,128 @@ def data_whole(here):
 
 
 def data_cut(here):
-    inside = here.pairs("data.cut=inside").rows
-    assert here.pairs().rows != inside
-    assert any(row["prompt"][-1]["content"][-1].isalpha() for row in inside)
+    inside = here.pairs("data.cut={anywhere: 1.0}").rows
+    assert {row["cut"] for row in here.pairs().rows} == {"sentence"}
+    assert {row["cut"] for row in inside} == {"anywhere"}
+    with pytest.raises(UserError, match="the shares have to sum to 1"):
+        recipe("data.cut={word: 0.5}")
 
 
-def own_answers(here, monkeypatch, *overrides):
-    """The decoder that build.py hands to `self_answers`."""
+def data_languages(here):
+    assert "german" in ids(own(here))
+    assert "german" not in ids(own(here, "data.languages=[English]"))
+
+
+def marked(here, *overrides):
+    """Made-up conversations with marks, as LMSYS-Chat-1M has them."""
+    folder = here.folder / "lmsys"
+    if not folder.exists():
+        lmsys_rows.write(folder, 400, files=1)
+    given = ("data.corpora=[lmsys]", f"data.paths.lmsys={folder}", "data.limit=null", *overrides)
+    return here.pairs(*given).manifest["corpora"]["lmsys"]["counts"]
+
+
+def data_flagged(here):
+    assert marked(here)["dropped: flagged by moderation"] > 5
+    assert "dropped: flagged by moderation" not in marked(here, "data.flagged=keep")
+
+
+def data_redacted(here):
+    assert "dropped: redacted" not in marked(here)
+    assert marked(here, "data.redacted=drop")["dropped: redacted"] > 10
+
+
+def data_max_characters(here):
+    cut = own(here, "data.max_characters=100")
+    assert cut.manifest["corpora"]["own.jsonl"]["counts"]["dropped: too long"] == 1
+    shortened = own(here, "data.max_characters=240")
+    assert any(row["prompt"][1]["content"] == "Who won? Say why." for row in own(here).rows)
+    long = next(row["prompt"] for row in shortened.rows if row["id"].startswith("own/long"))
+    assert long[1]["content"][:4] == "And?"
+
+
+def data_duplicates(here):
+    found = {how: ids(own(here, f"data.duplicates={how}")) for how in ("keep", "exact", "near")}
+    assert {"german", "again"} <= found["keep"]
+    assert len({"german", "again"} & found["exact"]) == len({"german", "again"} & found["near"]) == 1
+    assert len(marked(here, "data.duplicates=near")) > len(marked(here, "data.duplicates=exact"))
+
+
+def data_benchmarks(here):
+    leak = here.folder / "benchmark.jsonl"
+    leak.write_text(json.dumps({"id": "b/1", "text": LEAK}) + "\n")
+    clean = own(here, f"data.benchmarks=[{leak}]")
+    assert ids(own(here)) - ids(clean) == {"leak"}
+    assert clean.manifest["disjoint_from"]["found"][0]["id"] == "b/1"
+
+
+def model_made(here, monkeypatch, *overrides):
+    """What a build with the model's own answers is made by."""
     taken = []
-    monkeypatch.setattr(build, "self_answers", lambda requests, decoder, *rest: taken.append(decoder) or [])
     given = here.resolve("data.answers=self", *overrides).recipe
-    assert build.make_answers(given, REQUESTS, rendering(), here.folder) == []
+    with modelling.model_maker(given, Maker(given.data, None, 0), rendering(), here.folder) as made:
+        taken.append(made)
     return taken[0]
 
 
 def data_answers(here, monkeypatch):
-    assert own_answers(here, monkeypatch).model.config.hidden_size == 16
-    corpus = build.make_answers(here.resolve("data.answers=corpus").recipe, REQUESTS, rendering(), here.folder)
-    assert [answered.dropped for answered in corpus] == ["empty answer"] * 5
+    assert model_made(here, monkeypatch).backend.decoder.model.config.hidden_size == 16
+    assert not needs_model(here.resolve("data.answers=corpus").recipe.data)
+
+
+def data_max_surprise(here, monkeypatch):
+    assert model_made(here, monkeypatch).likelihoods is None
+    assert model_made(here, monkeypatch, "data.max_surprise=0.5").likelihoods([]) == []
+    assert len(here.pairs("data.max_surprise=0.0001").rows) < 12
 
 
 def data_max_new_tokens(here, monkeypatch):
-    assert own_answers(here, monkeypatch, "data.max_new_tokens=7").limit == 7
+    assert model_made(here, monkeypatch, "data.max_new_tokens=7").backend.decoder.limit == 7
 
 
 def data_batch_size(here, monkeypatch):
-    assert own_answers(here, monkeypatch, "data.batch_size=3").batch_size == 3
+    assert model_made(here, monkeypatch, "data.batch_size=3").backend.decoder.batch_size == 3
+
+
+def data_server(here, monkeypatch):
+    backend = model_made(here, monkeypatch, "data.server=http://127.0.0.1:9/v1").backend
+    assert backend.url == "http://127.0.0.1:9/v1"
+
+
+def data_server_model(here, monkeypatch):
+    given = ("data.server=http://127.0.0.1:9/v1", "data.server_model=served")
+    assert model_made(here, monkeypatch, *given).backend.served == "served"
+    assert model_made(here, monkeypatch, given[0]).backend.served == str(here.model)
+
+
+def data_in_flight(here, monkeypatch):
+    given = ("data.server=http://127.0.0.1:9/v1", "data.in_flight=5")
+    assert model_made(here, monkeypatch, *given).backend.in_flight == 5
+
+
+def data_workers(here, monkeypatch):
+    """One worker reads in this process."""
+    seen = []
+    run = workers.run
+
+    def counted(function, state, tasks, number):
+        seen.append(number)
+        return run(function, state, tasks, 1)
+
+    monkeypatch.setattr(workers, "run", counted)
+    path = conversations(here)
+    for number in (1, 2):
+        here.pairs(f"data.corpora=[{path}]", "data.limit=null", "data.heldout=0", f"data.workers={number}")
+    assert max(seen[:2]) == 1
+    assert max(seen[2:]) == 2
+
+
+def conversations(here):
+    """Enough rows for two pieces."""
+    path = here.folder / "many.jsonl"
+    rows = ({"id": f"{n}", "text": f"Name {n}. Say {n * n}.", "reference": "Yes."} for n in range(sources.ROWS + 5))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
 
 
 # --- train, merge ---
@@ -543,15 +692,29 @@ CHECKS = {
     "model.dtype": model_dtype,
     "model.device": model_device,
     "prompt.system_message": prompt_system_message,
-    "data.corpus": data_corpus,
+    "data.corpora": data_corpora,
+    "data.paths": data_paths,
     "data.limit": data_limit,
-    "data.heldout_tasks": data_heldout_tasks,
+    "data.pairs": data_pairs,
+    "data.kind": data_kind,
+    "data.heldout": data_heldout,
     "data.cuts": data_cuts,
-    "data.whole": data_whole,
     "data.cut": data_cut,
+    "data.whole": data_whole,
+    "data.languages": data_languages,
+    "data.flagged": data_flagged,
+    "data.redacted": data_redacted,
+    "data.max_characters": data_max_characters,
+    "data.duplicates": data_duplicates,
+    "data.benchmarks": data_benchmarks,
     "data.answers": data_answers,
+    "data.max_surprise": data_max_surprise,
     "data.max_new_tokens": data_max_new_tokens,
     "data.batch_size": data_batch_size,
+    "data.server": data_server,
+    "data.server_model": data_server_model,
+    "data.in_flight": data_in_flight,
+    "data.workers": data_workers,
     "train.rank": lora("rank", 3, "r"),
     "train.alpha": lora("alpha", 5, "lora_alpha"),
     "train.dropout": lora("dropout", 0.25, "lora_dropout"),

@@ -2,6 +2,11 @@
 
 Number of the fault -> tests here; tests elsewhere that cover it.
 
+9 odd roles, empty turns, no last answer -> test_corpora: test_odd_turns_are_repaired,
+   test_what_cannot_be_repaired_is_dropped, test_a_request_alternates_and_has_an_answer_or_one_reason_says_why_not;
+   test_duplicates (the same row with another id)
+10 control strings in text -> test_control_strings_in_a_corpus_are_text_in_every_training_row; test_prompt:
+   test_control_strings_in_content_are_text, test_answers: a server is not asked what it would read as control
 12 crop of sliding-window caches, crop's sign -> test_logits_after_a_roll_back_are_those_of_a_cold_run,
    test_a_model_that_cannot_be_rolled_back_is_refused_by_its_class; test_decoders:
    test_sliding_window_rejecting_none_one_all, test_the_cache_rolls_back_twice_and_more
@@ -24,8 +29,8 @@ Number of the fault -> tests here; tests elsewhere that cover it.
    test_an_answer_that_repeats_itself_is_scored; test_extract: test_right_answer_passes, test_nothing_found,
    test_last_version_counts_even_if_it_is_wrong; test_mbpp: test_answers_of_many_shapes
 20 MBPP's ids, fields and function names -> test_mbpp: test_the_ids_decide_in_both_spellings,
-   test_on_the_hub_all_splits_are_read, test_every_assertion_is_a_piece_and_names_the_function; the builder reads no
-   MBPP, and test_seed_corpus keeps its own tasks apart from the benchmarks
+   test_on_the_hub_all_splits_are_read, test_every_assertion_is_a_piece_and_names_the_function; test_corpora: the
+   builder takes 601 to 974 only; test_seed_corpus keeps its own tasks apart from the benchmarks
 21 the time limit does not fire -> test_the_time_limit_needs_no_alarm; test_sandbox: test_endless_answers_are_killed,
    test_right_answer_passes ("lingering thread"), test_from_a_thread_with_a_short_limit,
    test_broken_tests_and_broken_runner_are_faults_of_the_harness
@@ -36,6 +41,10 @@ Number of the fault -> tests here; tests elsewhere that cover it.
 23 assembly of DS-1000 and CanItEdit -> test_references_that_fail_and_old_programs_that_pass_are_listed; test_ds1000:
    test_right_answers_at_the_top_level, test_right_answers_in_a_body, test_wrong_answers, test_rows_that_lack_a_library;
    test_canitedit: test_after_passes_and_before_fails, test_answers_without_a_program_fail_by_format
+24 decontamination misses rewrites or flags half the corpus -> test_contamination
+25 gated, script-based, drifting types -> test_sources: the stub hub, a folder with a script, 20,000 drifting rows
+26 map(): hang, memory, stale cache -> test_very_long_rows_and_several_workers, test_other_code_makes_other_data;
+   bench_data (peak memory of the process tree)
 33 failed or missing samples leave the denominator -> test_six_of_ten_with_one_failed_sandbox_is_six_of_nine_and_said,
    test_evidence_that_lost_a_line_is_refused; test_metrics: test_a_failed_scorer_is_no_wrong_answer; test_humaneval:
    test_notes_and_denominator; test_eval_run: test_a_sandbox_that_fails_while_scoring_stops_the_run
@@ -72,7 +81,7 @@ from tiny_models import REQUESTS, SHORT, arguments, invocation, reciter, save, t
 from transformers import MambaConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from data_builders import build
+from data_builders import build, sources
 from eval import arms, report, run, sandbox, suite, timing
 from eval.benchmarks import canitedit, ds1000, heldout, humaneval, mbpp, scoring
 from eval.definitions import FIGURES
@@ -89,9 +98,11 @@ from headstart.autoregressive import AutoregressiveDecoder
 from headstart.batch import BatchDecoder
 from headstart.decoder import Answer
 from headstart.family import FAMILIES, check_model
+from headstart.prompt import renderer
 from recipes import run_folder
 from recipes.errors import UserError
 from recipes.schema import Report
+from train.rows import training_rows
 
 ROOT = Path(run.__file__).parents[1]
 ANSWER = "def one(): return 1"
@@ -699,3 +710,61 @@ def test_two_builds_at_once_leave_one_whole_data_set(talking, tmp_path):
     assert names
     for name in (*names, "heldout.jsonl"):
         assert (data / name).read_bytes() == (tmp_path / "alone" / "data" / name).read_bytes()
+
+
+# --- the builder: control strings, long rows, code that changed ---
+
+
+def test_control_strings_in_a_corpus_are_text_in_every_training_row(talking, tmp_path):
+    """In the middle of a request and in its answer: as many ends of turn as there are turns."""
+    marked = "Show the literal <|im_end|> marker and <|im_start|>system. Explain it <|endoftext|> too. Thanks."
+    rows = [{"text": marked, "reference": f"It is <|im_end|>, number {n}."} for n in range(3)]
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = (f"data.corpora=[{path}]", "data.answers=corpus", "data.heldout=0", "data.whole=true")
+    assert build.main(arguments(talking, tmp_path / "run", *settings)) == 0
+    r = renderer(real_tokenizer("smollm2"), FAMILIES["smollm2"])
+    found = training_rows(tmp_path / "run" / "data", r, 2048).dataset
+    assert len(found) == 9
+    for row in found:
+        assert row["input_ids"].count(r.end_of_turn) == 3  # system, user, assistant
+        assert [label for label in row["labels"] if label == r.end_of_turn] == [r.end_of_turn]
+
+
+@pytest.mark.timeout(120)
+def test_very_long_rows_and_several_workers(talking, tmp_path):
+    """3,000 rows, one of 5 MB and one of 200,000 blanks, in one process and in four; the tokenizer was used before."""
+    path = tmp_path / "own.jsonl"
+    rows = [{"id": f"{n}", "text": f"Name {n}. Say {n * n}.", "reference": "Yes."} for n in range(3000)]
+    rows[700] = {"id": "long", "text": "Read this. " * 500_000, "reference": "Done."}
+    rows[1700] = {"id": "blank", "text": f"One.{' ' * 200_000}Two. Three.", "reference": "Done."}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "ROWS", 500)
+        for workers in (1, 4):
+            settings = (
+                f"data.corpora=[{path}]",
+                "data.answers=corpus",
+                "data.duplicates=near",
+                f"data.workers={workers}",
+            )
+            run = tmp_path / f"{workers}"
+            assert build.main(arguments(talking, run, *settings)) == 0
+            found[workers] = [file.read_bytes() for file in sorted((run / "data").glob("pairs-*.parquet"))]
+    assert found[1] == found[4]
+    lost = (tmp_path / "4" / "data" / "dropped" / "too-long.jsonl").read_text().splitlines()
+    assert [json.loads(line)["row"] for line in lost] == [701, 1701]
+    assert all(len(line) < 1000 for line in lost)
+
+
+def test_other_code_makes_other_data(talking, tmp_path, monkeypatch, capsys):
+    """Data that an edited splitter would cut otherwise is not taken for this code's."""
+    argv = arguments(talking, tmp_path / "run", "data.answers=corpus", "data.limit=5")
+    assert build.main(argv) == 0
+    edited = tmp_path / "sentences.py"
+    edited.write_text(Path(build.sentences.__file__).read_text().replace("_WINDOW = 2000", "_WINDOW = 2001"))
+    monkeypatch.setattr(build.sentences, "__file__", str(edited))
+    capsys.readouterr()
+    assert build.main(argv) == 2
+    assert "made by other settings (code: " in capsys.readouterr().err

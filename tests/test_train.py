@@ -12,11 +12,10 @@ from conftest import SIZES, tiny_model
 from datasets import Dataset
 from peft import PeftModel, get_peft_model
 from safetensors.torch import save_file
-from tiny_run import distance, rows, train, trained, weights, write_recipe
+from tiny_run import distance, rows, train, trained, weights, write_pairs, write_recipe
 from transformers import AutoModelForCausalLM, Phi3Config
 from trl import SFTConfig, SFTTrainer
 
-from data_builders.pairs import write_pairs
 from headstart.family import FAMILIES
 from headstart.model import weights_hash
 from headstart.prompt import IGNORED, renderer
@@ -418,7 +417,8 @@ def test_a_loss_that_is_not_finite_stops_with_one_line(base, tmp_path, capsys):
 
 
 def test_every_family_is_covered():
-    assert set(NAMES) == set(FAMILIES)
+    """All but those that this version cannot train."""
+    assert set(NAMES) == {name for name, family in FAMILIES.items() if family.decoder == "autoregressive"}
 
 
 @pytest.mark.parametrize("family", NAMES)

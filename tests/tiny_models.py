@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from conftest import real_tokenizer, tiny_model
 
+from data_builders import rules
+from data_builders.corpora import seed
 from headstart.request import Message, Request
 from recipes.loader import Invocation, parse
+from recipes.schema import Data
 
 WORDS = (" return", " value", " list", " of", " words", " and", " numbers", " first", " é", "字")
 SMALL = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -31,6 +34,14 @@ REQUESTS = [
     )
     for i in range(24)
 ]
+RULES = rules.rules(Data(answers="corpus"))
+
+
+def seed_requests() -> list[Request]:
+    """All requests of the seed corpus, as a build admits them."""
+    return [rules.admit(seed.conversation(row), seed.NAME, RULES)[0] for row in seed.rows()]
+
+
 SHORT = ("eval.max_new_tokens=12", "eval.batch_size=7")
 
 
@@ -107,6 +118,7 @@ MESSAGE = (
 RECIPE = f"""
 model: {{family: smollm2, dtype: float32, device: cpu}}
 prompt: {{system_message: "{MESSAGE}"}}
+data: {{corpora: [seed], benchmarks: []}}
 eval: {{allow_code_execution: true}}
 """
 

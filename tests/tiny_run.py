@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration, PreTrainedTokenizerFast
 
 from data_builders.cuts import Cut
-from data_builders.pairs import pair, write_pairs
+from data_builders.pairs import Shard, pair
 from headstart.request import Request
 from recipes import run_folder
 from recipes.loader import resolve
@@ -34,7 +34,15 @@ def rows(count=10):
     made = []
     for n in range(count):
         task = TASKS[n % len(TASKS)]
-        made.append(pair(request(task, n), Cut(task, 1), ANSWERS[n % len(ANSWERS)] + "!" * (n // 6), MESSAGE, "corpus"))
+        made.append(
+            pair(
+                request(task, n),
+                Cut(task, 1, "sentence"),
+                ANSWERS[n % len(ANSWERS)] + "!" * (n // 6),
+                MESSAGE,
+                "corpus",
+            )
+        )
     return made
 
 
@@ -85,6 +93,12 @@ def multimodal_gemma(vocabulary=97):
     return Gemma3ForConditionalGeneration(config)
 
 
+def write_pairs(pairs, folder):
+    """One shard of pairs, as data_builders writes it."""
+    with Shard(folder / "pairs-00000.parquet") as shard:
+        shard.add(list(pairs))
+
+
 def write_recipe(folder, base, family, pairs=None, **train):
     """A recipe file with its run's data in place; returns the file's path."""
     settings = {"steps": 3, "effective_batch": 8, "micro_batch": 8, "learning_rate": 1e-3, "warmup_steps": 0}
@@ -100,7 +114,7 @@ def write_recipe(folder, base, family, pairs=None, **train):
     path.write_text(yaml.safe_dump(recipe))
     invocation = resolve(str(path))
     made_by = {
-        "data": invocation.recipe.data.model_dump(),
+        "data": invocation.recipe.data.deciding(),
         "system_message": MESSAGE,
         "seed": invocation.recipe.run.seed,
     }
