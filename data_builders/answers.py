@@ -26,6 +26,7 @@ from recipes.run_folder import digest
 WINDOW = 1024  # questions
 PAUSE = 5.0  # seconds between two lines of progress
 TEMPLATE = "chat template refuses the request"
+TOO_LONG = "request too long for the model"
 BROKEN = "half a character in the request"  # a lone surrogate, as JSON can hold one
 
 
@@ -160,6 +161,8 @@ class InProcess:
             prompt = self.renderer.prompt(question.text, question.history, question.system)
         except UserError:
             return TEMPLATE
+        if len(prompt) + self.decoder.limit > self.decoder.model.config.get_text_config().max_position_embeddings:
+            return TOO_LONG
         self._asked.append((key, prompt))
         return None
 

@@ -40,6 +40,8 @@ was held back (`rest`) and, in draft-refinement pairs, which draft is to be repa
   {"also" if manifest["cuts"]["whole_requests"] else "not"} trained on
 - answers: {manifest["answers"]}
 - looked for tasks of: {tasks}; {clean["rows_removed"]:,} of {clean["rows_checked"]:,} requests removed
+- control strings: {manifest["counts"]["pairs that hold a control string"]:,} pairs hold one of the model's template as
+  text; headstart's trainer reads it as text, a trainer that goes by the template reads it as control
 - duplicates: {manifest["duplicates"]}
 - held out, never trained on: `heldout.jsonl`; dropped rows by reason: `dropped/`
 - sentence rule {manifest["sentence_rule"]}, renderer {manifest["renderer"]}

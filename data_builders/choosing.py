@@ -60,7 +60,7 @@ def choose(data: Data, folder: Path, corpora: Sequence[int]) -> Choice:
     ranks = _column(pieces, "rank")
     owner = np.repeat(np.array(corpora, dtype=np.uint16), np.diff(firsts))
     fates = np.full(len(ranks), TRAIN, dtype=np.uint8)
-    survivors = duplicates.exact(ranks, ranks)  # the same id twice: the first stays
+    survivors = duplicates.exact(ranks, _column(pieces, "exact"))  # of an id that stands there twice one stays
     fates[survivors != np.arange(len(ranks))] = REPEATED
     if data.duplicates != "keep":
         _drop_duplicates(data, folder, pieces, ranks, fates, survivors)

@@ -1,11 +1,13 @@
 """Does a row of a corpus hold a task of a benchmark? Four ways of looking, each with a name in the certificate.
 
-verbatim  The task's words stand in the row in one run, or most of its rare runs of five words do. A run is rare
-          unless three tasks or more share it: so common phrases ("write a python function to") and imports do not
-          count. A text of fewer than eight words is too common to tell.
+verbatim  Most of the rare runs of five words of the task stand in the row, or of its statement alone (MBPP's sentence
+          without the tests, HumanEval's docstring without the examples, CanItEdit's instruction without the program). A
+          run is rare unless three tasks or more share it: so common phrases ("write a python function to") and imports
+          do not count. A text of fewer than eight words is too common to tell.
 examples  The task's examples, arguments and result, stand in the row in whatever notation: function names, brackets,
           quotes and the words between ("should return", "->", "==") are left out, what is left is compared token by
-          token. Examples count by how much they say: counting up (1, 2, 3) says nothing new.
+          token. Examples count by how much they say: counting up (1, 2, 3) says nothing new. Short ones, which any list
+          of numbers might hold, count only beside a word that is the task's own.
 code      A function of the task's solution stands in the row under whatever names: local names are numbered, docstring,
           annotations and layout left out; the whole body is the same, or most of its weightier statements are.
 renamed   Most of the rare runs of five words that are left when the task's own names are taken out.
@@ -17,16 +19,19 @@ import ast
 import builtins
 import re
 import warnings
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_builders.words import words
+from eval.benchmarks import mbpp
 from eval.extract import split_blocks
 from headstart.request import Request
 
@@ -36,6 +41,10 @@ RUN = 5
 COMMON = 3  # a run that so many tasks share is a common phrase
 SHARE = 0.5  # of a task's rare runs
 LEAST = 4  # runs
+STATED = 0.7  # of a statement's rare runs
+FREQUENT = 40  # tasks that a word of a task's own may stand in
+SAYS_MUCH = 12  # what no row says by chance
+LONG, VALUES = 5, 40  # tokens of an example that a row of so few values does not have by chance
 SAYS, SAYS_ALONE = 6, 4  # what examples have to say together, see `_says`; what the only one of a task has to say
 BODY = 45  # characters of the least function body, as `_dump` writes it, that is looked for as a whole
 BODIES = 0.5  # share of a solution's functions, by that size
@@ -44,42 +53,17 @@ STATEMENT, STATEMENTS_LEAST = 40, 200  # size of a weightier statement; and of t
 WINDOW = 24  # tokens, beside twice those of a task's examples, within which they stand together
 
 _FILTER_BITS = 22
+_SHIFT = np.uint64(64 - _FILTER_BITS)
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # mixes the bits of what it multiplies
+Tokens = NDArray[np.uint64]
 
 _CALL_WORDS = frozenset(  # what people write between a call and its result
-    (
-        *(
-            "assert",
-            "should",
-            "returns",
-            "return",
-            "returned",
-            "returning",
-            "gives",
-            "give",
-            "given",
-            "yields",
-            "yield",
-        ),
-        *("yielding", "equals", "equal", "is", "are", "be", "the", "a", "an", "result", "output", "results", "outputs"),
-        *(
-            "expected",
-            "expect",
-            "print",
-            "input",
-            "for",
-            "in",
-            "as",
-            "to",
-            "and",
-            "with",
-            "of",
-            "when",
-            "would",
-            "will",
-        ),
-        *("must", "evaluates", "produces", "produce", "we", "get", "gets", "you", "then", "value", "example", "check"),
-        *("has", "have", "it", "its", "that", "this", "on", "at", "by", "call", "calling", "candidate", "abs", "set"),
-        *("list", "sorted", "tuple", "math", "isclose", "test", "rel", "tol", "answer"),
+    re.findall(
+        r"\w+",
+        """assert should returns return returned returning gives give given gives yields yield yielding equals equal is
+        are be the a an result output results outputs expected expect print input for in as to and with of when would
+        will must evaluates produces produce we get gets you then value example check has have it its s that this on at
+        by call calling candidate abs set list sorted tuple math isclose test rel tol answer""",
     )
 )
 _BUILTINS = frozenset(dir(builtins))
@@ -112,9 +96,10 @@ class Task:
     benchmark: str
     id: str
     text: str
+    statement: str
     examples: tuple[tuple[str, ...], ...]
     functions: tuple[Function, ...]
-    names: frozenset[str]
+    names: tuple[str, ...]
 
 
 def task(benchmark: str, request: Request) -> Task:
@@ -125,7 +110,27 @@ def task(benchmark: str, request: Request) -> Task:
     shown = request.text if benchmark != "chat" else ""
     examples = tuple(dict.fromkeys([*_asserted(tests), *_doctests(shown)]))
     functions = tuple(_functions(code))
-    return Task(benchmark, request.id, text, examples, functions, frozenset(_own_names(code)))
+    return Task(
+        benchmark,
+        request.id,
+        text,
+        _statement(benchmark, request),
+        examples,
+        functions,
+        tuple(sorted(set(_own_names(code)))),
+    )
+
+
+def _statement(benchmark: str, request: Request) -> str:
+    """What a task says in prose, without its examples or the program that it is about; "" where that is all of it."""
+    if benchmark == "mbpp":
+        return request.text.partition(f"\n\n{mbpp.ASK}")[0]
+    if benchmark == "canitedit":
+        return "".join(request.sentences[1:])
+    if benchmark == "humaneval":
+        docstring = re.findall(r"(?:\"\"\"|''')(.*?)(?:\"\"\"|''')", request.text, re.DOTALL)
+        return re.split(r">>>|\b(?:For )?[Ee]xamples?\b|==|=>|->", docstring[-1])[0] if docstring else ""
+    return ""
 
 
 class Runs:
@@ -136,21 +141,23 @@ class Runs:
 
     def __init__(self, runs: Mapping[tuple[int, ...], list[Any]]) -> None:
         self.runs = dict(runs)
-        self.lengths = sorted({len(run) for run in runs})
+        self.hashes: dict[int, Tokens] = {}
         self.filter = np.zeros(1 << _FILTER_BITS, dtype=bool)
-        for n in self.lengths:
-            of_length = np.array([run for run in runs if len(run) == n], dtype=np.uint64)
-            self.filter[_mixed([of_length[:, i] for i in range(n)])] = True
+        for n in sorted({len(run) for run in runs}):
+            hashes = _hashes(np.array([run for run in runs if len(run) == n], dtype=np.uint64).T)
+            self.hashes[n] = np.sort(hashes)
+            self.filter[hashes >> _SHIFT] = True
 
-    def find(self, tokens: NDArray[np.uint64]) -> Iterator[tuple[int, tuple[int, ...]]]:
+    def find(self, tokens: Tokens) -> Iterator[tuple[int, tuple[int, ...]]]:
         """Each place of `tokens` where a run begins, with the run."""
-        for n in self.lengths:
-            if len(tokens) >= n:
-                columns = [tokens[i : len(tokens) - n + 1 + i] for i in range(n)]
-                for place in np.flatnonzero(self.filter[_mixed(columns)]).tolist():
-                    run = tuple(tokens[place : place + n].tolist())
-                    if run in self.runs:
-                        yield place, run
+        for n, known in self.hashes.items():
+            hashes = _hashes([tokens[i : max(0, len(tokens) - n + 1) + i] for i in range(n)])
+            places = np.flatnonzero(self.filter[hashes >> _SHIFT])
+            nearest = np.searchsorted(known, hashes[places]).clip(max=len(known) - 1)
+            for place in places[known[nearest] == hashes[places]].tolist():
+                run = tuple(tokens[place : place + n].tolist())
+                if run in self.runs:
+                    yield place, run
 
 
 class Index:
@@ -159,15 +166,29 @@ class Index:
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = list(tasks)
         self.numbers: dict[str, int] = {word: at for at, word in enumerate(sorted(_CALL_WORDS), 1)}
-        self.runs, self.rare = self._rare_runs([words(t.text) for t in self.tasks])
+        runs: dict[tuple[int, ...], list[tuple[str, int]]] = defaultdict(list)
+        whole = [words(t.text) for t in self.tasks]
+        stated = [words(t.statement) for t in self.tasks]
         bare = [[w for w in words(t.text) if w not in _parts(t.names)] for t in self.tasks]
-        self.bare_runs, self.bare_rare = self._rare_runs(bare)
+        for method, texts in (("verbatim", whole), ("statement", stated), ("renamed", bare)):
+            for run, places in self._rare_runs(texts).items():
+                runs[run] += [(method, at) for at in places]
+        stated = [found or said for found, said in zip(stated, whole, strict=True)]
+        frequent = Counter(word for found in stated for word in set(found))
+        self.own_words = [
+            {self.numbers[w] for w in found if frequent[w] <= FREQUENT and len(w) > 2 and w not in _CALL_WORDS}
+            for found in stated
+        ]
+        self.runs = Runs(runs)
+        self.rare = Counter(place for places in runs.values() for place in places)
         anchors: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)
         self.examples = [[self._numbered(example) for example in t.examples] for t in self.tasks]
         for at, examples in enumerate(self.examples):
             for number, example in enumerate(examples):
                 anchors[example[:3]].append((at, number))
         self.anchors = Runs(anchors)
+        values = [w.isdecimal() or w in ("true", "false", "none") for w in self.numbers]
+        self.is_value = np.array([False, *values])
         self.bodies: dict[str, list[int]] = defaultdict(list)
         self.sizes = [sum(f.size for f in t.functions if not f.inner) for t in self.tasks]
         self.statements: dict[str, list[int]] = defaultdict(list)
@@ -182,54 +203,101 @@ class Index:
             sum(size for f in t.functions for part, size in f.statements if part in self.statements) for t in self.tasks
         ]
 
-    def find(self, turns: Iterable[str]) -> list[Hit]:
+    def find(self, turns: Sequence[str]) -> list[Hit]:
         """The tasks that a row's turns hold, each once, in the index' order."""
-        text = "\n".join(turns)[:LONGEST]
-        tokens = np.array([self.numbers.get(word, 0) for word in words(text)], dtype=np.uint64)
-        hits: dict[int, str] = {}
-        _by_runs(self.runs, self.rare, tokens, "verbatim", hits)
-        _by_runs(self.bare_runs, self.bare_rare, tokens, "renamed", hits)
-        self._by_examples(tokens[(tokens == 0) | (tokens > len(_CALL_WORDS))], hits)
-        if "def " in text:
-            self._by_code(text, hits)
-        return [Hit(self.tasks[at].benchmark, self.tasks[at].id, hits[at]) for at in sorted(hits)]
+        return self.find_all([turns])[0]
+
+    def find_all(self, rows: Sequence[Sequence[str]]) -> list[list[Hit]]:
+        """As `find`, for many rows; their tokens are looked for together."""
+        texts = ["\n".join(turns)[:LONGEST] for turns in rows]
+        numbers: list[int] = []
+        ends: list[int] = []
+        for text in texts:
+            numbers += map(self.numbers.get, words(text), repeat(0))
+            numbers.append(0)  # no run goes on into the next row
+            ends.append(len(numbers))
+        tokens = np.array(numbers, dtype=np.uint64)
+        hits: list[dict[int, str]] = [{} for _ in rows]
+        self._by_runs(tokens, ends, hits)
+        self._by_examples(tokens, ends, hits)
+        for text, found in zip(texts, hits, strict=True):
+            if "def " in text:
+                self._by_code(text, found)
+        return [
+            [Hit(self.tasks[at].benchmark, self.tasks[at].id, method) for at, method in sorted(found.items())]
+            for found in hits
+        ]
 
     def _numbered(self, found: Sequence[str]) -> tuple[int, ...]:
         return tuple([self.numbers.setdefault(word, len(self.numbers) + 1) for word in found])
 
-    def _rare_runs(self, texts: Sequence[list[str]]) -> tuple[Runs, list[int]]:
-        """Rare runs with the tasks that hold them; how many rare runs each task has."""
+    def _rare_runs(self, texts: Sequence[list[str]]) -> dict[tuple[int, ...], list[int]]:
+        """Rare runs with the tasks that hold them."""
         runs: dict[tuple[int, ...], list[int]] = defaultdict(list)
         for at, found in enumerate(texts):
             numbered = self._numbered(found)
             for run in sorted({numbered[i : i + RUN] for i in range(len(numbered) - RUN + 1)}):
                 runs[run].append(at)
-        rare = {run: places for run, places in runs.items() if len(places) < COMMON}
-        counts = Counter(at for places in rare.values() for at in places)
-        return Runs(rare), [counts[at] for at in range(len(texts))]
+        return {run: places for run, places in runs.items() if len(places) < COMMON}
 
-    def _by_examples(self, stream: NDArray[np.uint64], hits: dict[int, str]) -> None:
-        met: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    def _by_runs(self, tokens: Tokens, ends: Sequence[int], hits: Sequence[dict[int, str]]) -> None:
+        met: dict[int, set[tuple[int, ...]]] = defaultdict(set)
+        for place, run in self.runs.find(tokens):
+            met[bisect_right(ends, place)].add(run)
+        for row, found in met.items():
+            counts = Counter(place for run in found for place in self.runs.runs[run])
+            for method, at in sorted(counts, reverse=True):  # what stands there verbatim is called so
+                rare = self.rare[method, at]
+                if method != "statement" and counts[method, at] >= max(LEAST, SHARE * rare):
+                    hits[row].setdefault(at, method)
+                elif method == "statement" and counts[method, at] >= max(min(LEAST, rare), 2, STATED * rare):
+                    hits[row][at] = "verbatim"
+
+    def _by_examples(self, tokens: Tokens, ends: Sequence[int], hits: Sequence[dict[int, str]]) -> None:
+        def begin(row: int) -> int:
+            return ends[row - 1] if row else 0
+
+        kept = np.flatnonzero((tokens == 0) | (tokens > len(_CALL_WORDS)))
+        stream = tokens[kept]
+        met: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
         for place, anchor in self.anchors.find(stream):
             here = tuple(stream[place : place + 24].tolist())
             for at, number in self.anchors.runs[anchor]:
                 example = self.examples[at][number]
                 if here[: len(example)] == example:
-                    met[at].append((place, number))
-        for at, places in met.items():
-            window = WINDOW + 2 * sum(map(len, self.examples[at]))
-            for begin, _ in places:
-                near = {number for place, number in places if begin <= place < begin + window}
-                says = sum(_says(self.tasks[at].examples[number]) for number in near)
-                alone = len(self.examples[at]) == 1
-                if says >= (SAYS_ALONE if alone else SAYS) and len(near) >= (1 if alone else 2):
-                    hits.setdefault(at, "examples")
-                    break
+                    met[bisect_right(ends, kept[place]), at].append((place, number))
+        for (row, at), places in met.items():
+            near = self._near(at, places)
+            said = tokens[begin(row) : ends[row]]
+            if near and not (self._by_chance(at, near, said) and self.own_words[at].isdisjoint(said.tolist())):
+                hits[row].setdefault(at, "examples")
+
+    def _near(self, at: int, places: Sequence[tuple[int, int]]) -> set[int]:
+        """Those of a task's examples that stand near one another and say enough together; none where they do not.
+
+        `places` has where they stand, and which.
+        """
+        window = WINDOW + 2 * sum(map(len, self.examples[at]))
+        alone = len(self.examples[at]) == 1
+        for begin, _ in places:
+            near = {number for place, number in places if begin <= place < begin + window}
+            if self._says(at, near) >= (SAYS_ALONE if alone else SAYS) and len(near) >= (1 if alone else 2):
+                return near
+        return set()
+
+    def _says(self, at: int, examples: Iterable[int]) -> float:
+        return sum(_says(self.tasks[at].examples[number]) for number in examples)
+
+    def _by_chance(self, at: int, near: Iterable[int], said: Tokens) -> bool:
+        """Whether a row of many values might hold these examples as it might any others."""
+        long = any(len(self.examples[at][number]) >= LONG for number in near)
+        few = int(self.is_value[said].sum()) <= VALUES
+        return self._says(at, near) < SAYS_MUCH and not (long and few)
 
     def _by_code(self, text: str, hits: dict[int, str]) -> None:
         whole: dict[int, dict[str, int]] = defaultdict(dict)
         met: dict[int, dict[str, int]] = defaultdict(dict)
-        for function in _functions(_code(text)):
+        for function in _shown_functions(text):
             for at in self.bodies.get(function.body, ()):
                 whole[at][function.body] = function.size
             for part, size in function.statements:
@@ -243,20 +311,13 @@ class Index:
                 hits.setdefault(at, "code")
 
 
-def _mixed(columns: Sequence[NDArray[np.uint64]]) -> NDArray[np.uint64]:
-    """A place in the filter for each row of `columns`."""
-    mixed = np.zeros_like(columns[0])
-    for column in columns:
-        mixed = (mixed ^ column) * np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(29)
-    return mixed >> np.uint64(64 - _FILTER_BITS)
-
-
-def _by_runs(runs: Runs, rare: Sequence[int], tokens: NDArray[np.uint64], method: str, hits: dict[int, str]) -> None:
-    met = Counter(at for run in {run for _, run in runs.find(tokens)} for at in runs.runs[run])
-    for at, count in met.items():
-        if count >= max(LEAST, SHARE * rare[at]):
-            hits.setdefault(at, method)
+def _hashes(columns: Sequence[Tokens] | Tokens) -> Tokens:
+    """A hash of each row of `columns`; its upper bits are its place in a filter."""
+    first, *others = columns
+    hashes = first * _ODD
+    for column in others:
+        hashes = (hashes ^ column) * _ODD
+    return hashes ^ (hashes << np.uint64(32))
 
 
 def _says(example: Sequence[str]) -> float:
@@ -334,6 +395,16 @@ def _functions(code: str) -> Iterator[Function]:
         return
 
 
+def _shown_functions(text: str) -> Iterator[Function]:
+    """The functions in a text: in its fenced blocks, and those that stand between them."""
+    code = _code(text)
+    yield from _functions(code)
+    if text.count("def ") > code.count("def "):
+        for part in _DEFINITION.findall(text):
+            if part not in code:
+                yield from _functions(part)
+
+
 def _within(node: ast.AST, own: set[str], inner: bool) -> Iterator[Function]:
     for child in ast.iter_child_nodes(node):
         found = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -343,10 +414,12 @@ def _within(node: ast.AST, own: set[str], inner: bool) -> Iterator[Function]:
             yield from _within(child, own, inner or found)
 
 
+_DEFINITION = re.compile(r"^def .*(?:\n(?:[ \t].*|[ \t]*))*", re.MULTILINE)
+
+
 def _parse_defs(code: str) -> ast.Module | None:
     """What can be read where the whole cannot: each top-level function by itself."""
-    parts = re.findall(r"^def .*(?:\n(?:[ \t].*|[ \t]*))*", code, re.M)
-    trees = [tree for part in parts if (tree := _parse(part)) is not None]
+    trees = [tree for part in _DEFINITION.findall(code) if (tree := _parse(part)) is not None]
     return ast.Module([statement for tree in trees for statement in tree.body], []) if trees else None
 
 
@@ -363,7 +436,8 @@ def _skeleton(function: ast.FunctionDef | ast.AsyncFunctionDef, own: set[str], i
     bound |= {node.arg for node in ast.walk(function) if isinstance(node, ast.arg)} | own
     numbers = {function.name: -1}
     for argument in [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]:
-        numbers.setdefault(argument.arg, len(numbers))
+        if argument.arg not in ("self", "cls"):  # a method is the same function
+            numbers.setdefault(argument.arg, len(numbers))
     whole = " ".join(_dump(statement, numbers, bound) for statement in body)
     parts = []
     for statement in body:

@@ -1,10 +1,11 @@
 """Duplicates among requests, exact and near: one survivor a cluster, whatever order the corpus has.
 
-Exact: the same words (`words.words`) in the history and the final turn, so that letter case, white space and
-punctuation make no difference. Near: candidates by MinHash (64 permutations over runs of three words, 16 bands of 4:
+Exact: the same words and signs in the history and the final turn; letter case, white space and the marks of sentences
+make no difference. Near: candidates by MinHash (64 permutations over runs of three words, 16 bands of 4:
 two requests that share 70% of their runs meet in 99% of the cases), each then compared as it stands by `alike`. What
 two requests have word for word in common, a preface say, does not make them alike: their differing sentences must be
-alike too. Clusters are what is connected; the survivor is the one with the smallest rank, a hash of its id.
+alike too, and their signs the same ("C" is not "C++"). Clusters are what is connected; the survivor is the one with the
+smallest rank, a hash of its id.
 """
 
 import hashlib
@@ -16,7 +17,7 @@ import xxhash
 from numpy.typing import NDArray
 from rensa import RMinHash
 
-from data_builders.words import words
+from data_builders.words import signs
 from headstart.request import Request
 
 PERMUTATIONS, BANDS = 64, 16
@@ -25,15 +26,19 @@ RUN = 3  # words in a run
 WHOLE = 0.7  # least share of runs in common (Jaccard)
 REST = 0.7  # least share of words in common in what differs
 EXTRA = 0.05  # most share of words that one has more than the other, where the other has nothing in their place
-LEADERS = 32  # requests of one bucket that the others are compared with
+LEADERS, COMPARED = (
+    32,
+    200_000,
+)  # least requests of a bucket that the others are compared with; comparisons meant for it
+REMEMBERED = 2_000_000  # pairs known to differ
 
 Keys = NDArray[np.uint64]
 
 
 def normal(request: Request) -> str:
-    """The request's words, one sentence (or turn of the history) a line: what is compared."""
+    """The request's words and signs, one sentence (or turn of the history) a line: what is compared."""
     parts = [*(message.content for message in request.history), *request.sentences]
-    return "\n".join([" ".join(words(part)) for part in parts])
+    return "\n".join([" ".join(signs(part)) for part in parts])
 
 
 def exact_key(text: str) -> int:
@@ -52,8 +57,11 @@ def bands(text: str) -> Keys:
     runs = [" ".join(found[i : i + RUN]) for i in range(max(1, len(found) - RUN + 1))]
     sketch = RMinHash(num_perm=PERMUTATIONS, seed=1)
     sketch.update(runs)
-    rows = np.array(sketch.digest(), dtype=np.uint32).reshape(BANDS, -1)
-    return np.array([xxhash.xxh3_64_intdigest(row.tobytes()) for row in rows], dtype=np.uint64)
+    buckets = np.zeros(BANDS, dtype=np.uint64)
+    for column in np.array(sketch.digest(), dtype=np.uint64).reshape(BANDS, -1).T:
+        buckets = (buckets ^ column) * np.uint64(0x9E3779B97F4A7C15)
+        buckets ^= buckets >> np.uint64(29)
+    return buckets
 
 
 def alike(left: str, right: str) -> bool:
@@ -65,6 +73,8 @@ def alike(left: str, right: str) -> bool:
     common = set(ours) & set(theirs)
     only_left = Counter(" ".join(line for line in ours if line not in common).split())
     only_right = Counter(" ".join(line for line in theirs if line not in common).split())
+    if any(not token.isalnum() for token in (only_left - only_right) + (only_right - only_left)):
+        return False
     if only_left and only_right:
         return (only_left & only_right).total() >= REST * (only_left | only_right).total()
     return (only_left | only_right).total() <= max(2, EXTRA * len(left.split()))
@@ -100,6 +110,7 @@ def near(
     for i in range(BANDS):
         for bucket in _buckets(members, band(i)[members], ranks):
             leaders: list[int] = []
+            most = max(LEADERS, COMPARED // len(bucket))
             for row in bucket:
                 for leader in leaders:
                     a, b = sorted((root(leader), root(row)), key=lambda at: (int(ranks[at]), at))
@@ -108,9 +119,10 @@ def near(
                     if (leader, row) not in different and alike(text(leader), text(row)):
                         parent[b] = a
                         break
-                    different.add((leader, row))
+                    if len(different) < REMEMBERED:
+                        different.add((leader, row))
                 else:
-                    if len(leaders) < LEADERS:
+                    if len(leaders) < most:
                         leaders.append(row)
     return {row: found for row in list(parent) if (found := root(row)) != row}
 

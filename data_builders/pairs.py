@@ -1,5 +1,6 @@
 """Pairs in TRL's conversational prompt-completion format, with columns of our own."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ class Shard:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._hidden = path.with_name(f".{path.name}")
+        self._hidden = path.with_name(f".{path.name}.{os.getpid()}")
         self._writer = pq.ParquetWriter(self._hidden, SCHEMA, compression="zstd")
         self._rows: list[Mapping[str, Any]] = []
 

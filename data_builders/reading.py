@@ -11,12 +11,12 @@ goes on from the pieces that are done, and who did them makes no difference.
 
 import json
 import os
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from data_builders import corpora, duplicates, rules
-from data_builders.contamination import Index
-from data_builders.corpora.protocol import Unusable
+from data_builders.contamination import Hit, Index
+from data_builders.corpora.protocol import Conversation, Unusable
 from data_builders.cuts import Cut, cuts
 from data_builders.rules import Rules
 from data_builders.sources import Piece, Unreadable, rows
@@ -33,6 +33,9 @@ from headstart.request import Message, Request
 from recipes.schema import Data
 
 FOLDER = ".read"
+BATCH = 100  # rows that are held against the benchmarks together
+CONTAMINATED = "holds a benchmark's task"
+OPEN = 256  # files
 HEAD = 200  # characters of a dropped row that are kept for review; a row that holds a benchmark's task is kept whole
 KEYS = np.dtype(
     [
@@ -80,14 +83,14 @@ def read_piece(settings: Settings, piece: Piece, number: int, folder: Path) -> N
     """Read a piece and write its files, the counts last: their name says that the piece is done."""
     reader = _Reader(settings, piece)
     name = f"{number:05d}"
-    table = pq.ParquetWriter(folder / f".{name}.parquet", _SCHEMA, compression="zstd")
-    with table, (folder / f".{name}.text").open("wb") as texts:
+    table = pq.ParquetWriter(_hidden(folder / f"{name}.parquet"), _SCHEMA, compression="lz4")
+    with table, _hidden(folder / f"{name}.text").open("wb") as texts:
         for batch in reader.batches():
             table.write_table(pa.Table.from_pylist([_row(drawn) for drawn in batch], schema=_SCHEMA))
             reader.key(batch, texts)
     _write(folder / f"{name}.keys", np.array(reader.keys, dtype=KEYS).tobytes())
     for kind in ("parquet", "text"):
-        (folder / f".{name}.{kind}").rename(folder / f"{name}.{kind}")
+        _hidden(folder / f"{name}.{kind}").rename(folder / f"{name}.{kind}")
     lines = [{"counts": dict(sorted(reader.counts.items()))}, *reader.review]
     _write(folder / f"{name}.jsonl", "".join(_line(line) for line in lines).encode())
 
@@ -99,7 +102,7 @@ def is_read(folder: Path, number: int) -> bool:
 
 def keys(folder: Path, number: int) -> NDArray[Any]:
     """A piece's keys, one a request: dtype KEYS. `group` ranks what is held out together (a task of the seed corpus,
-    else the request itself), `text` is where its words end in the piece's text."""
+    else all requests of the same words), `text` is where its words end in the piece's text."""
     return np.fromfile(folder / f"{number:05d}.keys", dtype=KEYS)
 
 
@@ -138,18 +141,43 @@ class Texts:
     def __init__(self, folder: Path, pieces: Sequence[NDArray[Any]]) -> None:
         self.firsts = np.cumsum([0, *(len(piece) for piece in pieces)])
         self.ends = [piece["text"] for piece in pieces]
-        self.files = [os.open(folder / f"{number:05d}.text", os.O_RDONLY) for number in range(len(pieces))]
+        self.folder = folder
+        self.files: OrderedDict[int, int] = OrderedDict()
 
     def __call__(self, row: int) -> str:
         """The words of request `row`, counted over all pieces."""
         piece = int(np.searchsorted(self.firsts, row, side="right")) - 1
         at = row - int(self.firsts[piece])
         begin = int(self.ends[piece][at - 1]) if at else 0
-        return os.pread(self.files[piece], int(self.ends[piece][at]) - begin, begin).decode()
+        return os.pread(self._file(piece), int(self.ends[piece][at]) - begin, begin).decode()
 
     def close(self) -> None:
-        for file in self.files:
+        for file in self.files.values():
             os.close(file)
+
+    def _file(self, piece: int) -> int:
+        """The descriptor of a piece's file; only so many are open at a time."""
+        if piece not in self.files:
+            if len(self.files) == OPEN:
+                os.close(self.files.popitem(last=False)[1])
+            self.files[piece] = os.open(self.folder / f"{piece:05d}.text", os.O_RDONLY)
+        self.files.move_to_end(piece)
+        return self.files[piece]
+
+
+@dataclass(frozen=True)
+class _Admitted:
+    """A row of which a request is made, unless a benchmark forbids it."""
+
+    number: int
+    found: Conversation
+    request: Request
+    repairs: list[str]
+
+    def said(self) -> list[str]:
+        """All turns."""
+        history = [message.content for message in self.request.history]
+        return [*history, self.request.text, self.request.reference or ""]
 
 
 class _Reader:
@@ -165,19 +193,21 @@ class _Reader:
         self.written = 0
 
     def batches(self) -> Iterator[list[Drawn]]:
-        """The admitted requests, some hundred at a time."""
-        batch: list[Drawn] = []
+        """The admitted requests, up to BATCH at a time."""
+        batch: list[_Admitted] = []
         for number, row in self._rows():
             self.counts["rows"] += 1
+            found = None
             try:
-                batch.append(self._admitted(number, row))
+                found = self._understood(row)
+                batch.append(_Admitted(number, found, *rules.admit(found, self.corpus.NAME, self.settings.rules)))
             except Unusable as why:
-                self._drop(number, row, why)
-            if len(batch) == 500:
-                yield batch
+                self._drop(number, found.turns if found else row, why)
+            if len(batch) == BATCH:
+                yield self._checked(batch)
                 batch = []
         if batch:
-            yield batch
+            yield self._checked(batch)
 
     def key(self, batch: Sequence[Drawn], texts: Any) -> None:
         """Write each request's words and note its keys."""
@@ -188,9 +218,9 @@ class _Reader:
             self.written += texts.write(normal.encode())
             request, seed = drawn.request, self.settings.seed
             rank = duplicates.rank(request.id, seed)
-            group = duplicates.rank(request.extra["task"], seed) if "task" in request.extra else rank
-            buckets = duplicates.bands(normal) if near else none
             exact = duplicates.exact_key(normal)
+            group = duplicates.rank(request.extra.get("task", f"{exact:016x}"), seed)
+            buckets = duplicates.bands(normal) if near else none
             self.keys.append((rank, group, exact, buckets, len(drawn.cuts), self.written))
 
     def _rows(self) -> Iterator[tuple[int, dict[str, Any] | Unreadable]]:
@@ -198,44 +228,46 @@ class _Reader:
             return rows(self.piece, self.corpus.COLUMNS)
         return enumerate(self.corpus.rows(), 1)
 
-    def _admitted(self, number: int, row: dict[str, Any] | Unreadable) -> Drawn:
+    def _understood(self, row: dict[str, Any] | Unreadable) -> Conversation:
         if isinstance(row, Unreadable):
             raise Unusable("malformed row", row.fault)
-        found = self.corpus.conversation(row)
-        request, repairs = rules.admit(found, self.corpus.NAME, self.settings.rules)
-        if self.settings.index is not None:
-            said = [*(message.content for message in request.history), request.text, request.reference or ""]
-            if hits := self.settings.index.find(said):
-                raise Contaminated([asdict(hit) for hit in hits], found.turns)
-        data = self.settings.data
-        drawn = Drawn(request, tuple(cuts(request, data.cuts, data.cut, self.settings.seed)))
-        if not drawn.cuts and not data.whole:
-            raise Unusable("no place to cut")
-        self.counts.update({f"repaired: {repair}": 1 for repair in repairs})
-        if repairs:
-            self.review.append({**self._where(number), "id": request.id, "repaired": sorted(set(repairs))})
-        return drawn
+        found = cast(Conversation, self.corpus.conversation(row))
+        if self.corpus is corpora.jsonl:  # two files of one's own may use the same ids
+            stem = corpora.shown(self.piece.corpus).partition(".")[0]
+            return replace(found, id=f"{stem}/{found.id.partition('/')[2]}")
+        return found
 
-    def _drop(self, number: int, row: dict[str, Any] | Unreadable, why: Unusable) -> None:
+    def _checked(self, batch: Sequence[_Admitted]) -> list[Drawn]:
+        """The requests that hold no benchmark's task and have a place to cut."""
+        hits: Sequence[Sequence[Hit]] = [()] * len(batch)
+        if self.settings.index is not None:
+            hits = self.settings.index.find_all([admitted.said() for admitted in batch])
+        return [drawn for admitted, found in zip(batch, hits, strict=True) if (drawn := self._drawn(admitted, found))]
+
+    def _drawn(self, admitted: _Admitted, hits: Sequence[Hit]) -> Drawn | None:
+        data, number = self.settings.data, admitted.number
+        if hits:
+            self._drop(number, None, Unusable(CONTAMINATED), tasks=list(map(asdict, hits)), turns=admitted.found.turns)
+            return None
+        made = tuple(cuts(admitted.request, data.cuts, data.cut, self.settings.seed))
+        if not made and not data.whole:
+            self._drop(number, admitted.found.turns, Unusable("no place to cut"))
+            return None
+        self.counts.update({f"repaired: {repair}": 1 for repair in admitted.repairs})
+        if admitted.repairs:
+            repaired = sorted(set(admitted.repairs))
+            self.review.append({**self._where(number), "id": admitted.request.id, "repaired": repaired})
+        return Drawn(admitted.request, made)
+
+    def _drop(self, number: int, shown: Any, why: Unusable, **more: Any) -> None:
+        """Count a row and keep it for review: its head, or what `more` has."""
         self.counts[f"dropped: {why.reason}"] += 1
-        line: dict[str, Any] = {**self._where(number), "dropped": why.reason}
-        if isinstance(why, Contaminated):
-            line |= {"tasks": why.tasks, "turns": why.turns}
-        else:
-            line |= {"detail": why.detail, "head": str(row)[:HEAD]}
-        self.review.append(line)
+        head = shown[-2:] if isinstance(shown, tuple) else shown  # of a conversation its last exchange
+        more = more or {"detail": why.detail, "head": str(head)[:HEAD]}
+        self.review.append({**self._where(number), "dropped": why.reason, **more})
 
     def _where(self, number: int) -> dict[str, Any]:
         return {"corpus": corpora.shown(self.piece.corpus), "file": Path(self.piece.file).name, "row": number}
-
-
-class Contaminated(Unusable):
-    """A row that holds tasks of benchmarks; its turns are kept whole, so that the finding can be judged."""
-
-    def __init__(self, tasks: list[dict[str, str]], turns: Sequence[tuple[str, str]]) -> None:
-        super().__init__("holds a benchmark's task")
-        self.tasks = tasks
-        self.turns = [list(turn) for turn in turns]
 
 
 def _row(drawn: Drawn) -> Mapping[str, Any]:
@@ -270,6 +302,10 @@ def _line(value: Any) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    hidden = path.with_name(f".{path.name}")
-    hidden.write_bytes(content)
-    hidden.rename(path)
+    _hidden(path).write_bytes(content)
+    _hidden(path).rename(path)
+
+
+def _hidden(path: Path) -> Path:
+    """What a file is called until it is whole: no two processes write one of one name."""
+    return path.with_name(f".{path.name}.{os.getpid()}")

@@ -1,9 +1,10 @@
 """Which conversations become requests: what is kept, repaired or dropped, each by a written rule and with a reason.
 
 Repaired: line ends become line feeds; control characters and lone surrogates are taken out; roles are spelt "user",
-"assistant" and "system"; turns of one role in a row are joined; turns without words, and an answer that no user turn
-precedes, are taken out; a last turn without an answer is cut off, unless it is the only one and the model is to answer
-itself; of an over-long history the system message goes where it does not fit, and the oldest exchanges go first.
+"assistant" and "system"; turns of one role in a row are joined; a blank turn is taken out, of the user with what was
+answered to it; so is an answer that no user turn precedes; a last turn without an answer is cut off, unless it is the
+only one and the model is to answer itself; of an over-long history the system message goes where it does not fit, and
+the oldest exchanges go first.
 
 Dropped, the first rule that holds: flagged, redacted, language (as the recipe says), odd role (tools; a system message
 behind the first turn), no answered turn, prompt marker in the answer (a model that went on to write the user's next
@@ -39,7 +40,6 @@ LEADING = "answer before the first request taken out"
 TRAILING = "unanswered last turn cut off"
 SHORTENED = "oldest history taken out"
 
-_WORD = re.compile(r"\w")
 _SEEN = re.compile(r"[^\s\xad\u200b-\u200f\u2060-\u2064]")  # a lone zero-width space is no answer
 _ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\ufffe\uffff\ud800-\udfff]")
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufeff\ufffe\uffff]")
@@ -92,6 +92,7 @@ def admit(found: Conversation, source: str, rules: Rules) -> tuple[Request, list
 def _cleaned(turns: Sequence[tuple[str, str]], repairs: list[str]) -> list[Message]:
     """The turns that have words, in known roles and clean text."""
     messages: list[Message] = []
+    asked = ""
     for role, content in turns:
         known = ROLES.get(role.strip().lower()) if isinstance(role, str) else None
         if known is None or (known == "system" and messages):
@@ -100,10 +101,12 @@ def _cleaned(turns: Sequence[tuple[str, str]], repairs: list[str]) -> list[Messa
             raise Unusable("malformed row", f"content: a string is due, here is {type(content).__name__}")
         if _ODD.search(content):
             content = _clean(content, repairs)
-        if _WORD.search(content) or (known == "assistant" and _SEEN.search(content)):
-            messages.append(Message(known, content))
-        else:
+        asked = known if known != "assistant" else asked
+        if not _SEEN.search(content):
             repairs.append(BLANK)
+            asked = "nothing" if known == "user" else asked
+        elif asked != "nothing":
+            messages.append(Message(known, content))
     return messages
 
 
@@ -122,7 +125,7 @@ def _alternating(messages: list[Message], own_answers: bool, repairs: list[str])
     """An optional system message, then user and assistant in turn, an answer last; with `own_answers` it may be a lone
     user turn. Raises Unusable where none is left.
 
-    A blank answer was taken out before: so two user turns that it parted are asked as one, as in a chat.
+    A blank answer was taken out before: two user turns that it parted are asked as one, as in a chat.
     """
     system = messages[:1] if messages and messages[0].role == "system" else []
     turns: list[Message] = []

@@ -57,7 +57,8 @@ def files(name: str, origin: Origin, path: str | None) -> list[Path]:
         raise UserError(f"data.corpora: {name} is not on the hub; give its file: data.paths.{name}=PATH")
     place = Path(path) if path is not None else _fetched(name, origin)
     if path is not None and not place.exists():
-        raise UserError(f"data.paths.{name}: {place} is not there; give a file or folder of the corpus' rows")
+        key = "data.corpora" if name == path else f"data.paths.{name}"
+        raise UserError(f"{key}: {place} is not there; give a file or folder of the corpus' rows")
     inside = sorted(f for f in place.rglob("*") if f.name.endswith(SUFFIXES) and f.is_file())
     found = [place] if place.is_file() else inside
     if path is None:  # others, of the same commit, may lie in the cache

@@ -1,7 +1,10 @@
 """Work in several processes, a bounded number of pieces at a time; in this process where one is enough."""
 
+import gc
 import multiprocessing
 import os
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -29,7 +32,7 @@ def run(function: Callable[..., None], state: Any, tasks: Iterable[tuple[Any, ..
             yield done
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(function, state)) as pool:
+    with ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(function, state, os.getpid())) as pool:
         waiting: set[Future[None]] = set()
         done = 0
         try:
@@ -52,9 +55,18 @@ def run(function: Callable[..., None], state: Any, tasks: Iterable[tuple[Any, ..
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _begin(function: Callable[..., None], state: Any) -> None:
+def _begin(function: Callable[..., None], state: Any, parent: int) -> None:
     global _state
     _state = function, state
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    gc.freeze()  # the index of the benchmarks is large and stays: no collection need go through it
+
+
+def _watch(parent: int) -> None:
+    """End this process once its parent has been killed: nobody waits for its work, and a resumed build does it anew."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def _work(task: tuple[Any, ...]) -> None:

@@ -25,7 +25,7 @@ def conversation(row: Mapping[str, Any]) -> Conversation:
     """The row's turns."""
     turns = _turns(row)
     given = row.get("id")
-    if given is None:
+    if given is None or given != given or not str(given).strip():  # pandas writes NaN where there is none
         given = hashlib.sha256(json.dumps(turns, default=str).encode()).hexdigest()[:16]
     return Conversation(f"own/{given}", turns, language=row.get("language"))
 
