@@ -4,7 +4,12 @@ import itertools
 import json
 import random
 import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 from conftest import real_tokenizer
@@ -14,7 +19,7 @@ from hypothesis import strategies as st
 from tiny_models import MESSAGE, arguments, invocation, seed_requests, talker_folder
 from trl.data_utils import apply_chat_template, is_conversational
 
-from data_builders import build, modelling, pairs, preview, reading, sources, writing
+from data_builders import build, modelling, pairs, preview, reading, sources, work, writing
 from data_builders.cuts import Cut, cuts
 from eval import arms
 from eval.benchmarks import heldout, own
@@ -249,7 +254,7 @@ def test_a_killed_build_ends_with_the_same_bytes(built, model, tmp_path, monkeyp
     assert decoded == [4, 4, 3]
 
 
-@pytest.mark.parametrize("where", [(writing, "write_shard"), (build, "card")])
+@pytest.mark.parametrize("where", [(writing, "write_shard"), (work, "card")])
 def test_a_build_killed_while_writing_decodes_nothing_again(built, model, tmp_path, monkeypatch, where):
     run = tmp_path / "run"
 
@@ -388,7 +393,7 @@ def test_one_worker_or_several_killed_or_not_leave_the_same_bytes(model, tmp_pat
     assert sum(name.startswith("pairs-") for name in whole) == 5
     assert built_of(model, tmp_path / "two", path, "data.workers=3") == 0
     assert files(tmp_path / "two" / "data") == whole
-    for where, calls in (((reading, "read_piece"), 4), ((writing, "write_shard"), 2), ((build, "card"), 0)):
+    for where, calls in (((reading, "read_piece"), 4), ((writing, "write_shard"), 2), ((work, "card"), 0)):
         run, original, seen = tmp_path / f"killed-{where[1]}", getattr(*where), []
 
         def killed(*given, original=original, seen=seen, calls=calls):
@@ -409,7 +414,8 @@ def test_the_order_of_the_rows_decides_the_order_of_the_pairs_alone(model, tmp_p
     path = conversations(tmp_path / "own.jsonl", 90)
     lines = path.read_text().splitlines(keepends=True)
     random.Random(0).shuffle(lines)
-    shuffled = tmp_path / "shuffled.jsonl"
+    shuffled = tmp_path / "elsewhere" / "own.jsonl"  # the name is part of the ids
+    shuffled.parent.mkdir()
     shuffled.write_text("".join(lines))
     found = {}
     for name, file in (("as it is", path), ("shuffled", shuffled)):
@@ -491,3 +497,53 @@ def test_the_papers_recipes_train_on_the_models_own_answers_and_no_extra_filter(
         recipe = parse([f"recipe={name}"]).recipe
         assert recipe.data.corpora == ("mbpp", "magicoder", "evol_codealpaca")
         assert (recipe.data.kind, recipe.data.pairs, recipe.prompt.system_message) == (kind, 13_845, None)
+
+
+def test_one_bad_row_in_a_piece_of_its_own_ends_no_build(model, tmp_path, small_pieces):
+    """The 21st row is a piece by itself; a file is judged as a whole."""
+    path = conversations(tmp_path / "own.jsonl", 20)
+    path.write_text(path.read_text() + "{broken")
+    assert built_of(model, tmp_path / "run", path) == 0
+    manifest = json.loads((tmp_path / "run" / "data" / "manifest.json").read_text())
+    assert manifest["corpora"]["own.jsonl"]["counts"]["dropped: malformed row"] == 1
+
+
+def test_ids_of_two_files_do_not_meet(model, tmp_path, capsys):
+    """Blank and missing ids are none; two files of one name are refused."""
+    for name in ("a", "b"):
+        lines = [{"id": n, "text": f"Name {name} {n}. Say {n * n}.", "reference": "Yes."} for n in range(9)]
+        lines += [
+            {"id": bad, "text": f"Say {name} {n}. Why?", "reference": "No."} for n, bad in enumerate(("", float("nan")))
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "a.jsonl").write_text((tmp_path / "b.jsonl").read_text())
+    settings = ("data.answers=corpus", "data.heldout=0")
+    both = f"data.corpora=[{tmp_path}/a.jsonl,{tmp_path}/b.jsonl]"
+    assert build.main(arguments(model, tmp_path / "run", *settings, both)) == 0
+    assert len({row["id"] for row in rows(tmp_path / "run" / "data")}) == 22
+    capsys.readouterr()
+    same = f"data.corpora=[{tmp_path}/a.jsonl,{tmp_path}/c/a.jsonl]"
+    assert build.main(arguments(model, tmp_path / "other", *settings, same)) == 2
+    assert "two files of one name; rename one" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
+def test_workers_end_with_a_parent_that_is_killed(model, tmp_path):
+    path = tmp_path / "own.jsonl"
+    with path.open("w") as file:
+        for n in range(sources.ROWS + 2_000):
+            text = f"Write task {n}. " + " ".join(f"It takes {n * k} and {k}." for k in range(20))
+            file.write(json.dumps({"id": f"{n}", "text": text, "reference": "Yes."}) + "\n")
+    settings = (f"data.corpora=[{path}]", "data.answers=corpus", "data.duplicates=near", "data.workers=2")
+    command = [sys.executable, build.__file__, *arguments(model, tmp_path / "run", *settings)]
+    parent = psutil.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    workers = []
+    while len(workers) < 2 and parent.poll() is None:
+        workers = [child for child in parent.children() if "spawn_main" in " ".join(child.cmdline())]
+        time.sleep(0.1)
+    assert len(workers) == 2
+    parent.kill()
+    parent.wait()
+    assert psutil.wait_procs(workers, timeout=20)[1] == []
+    assert build.main(arguments(model, tmp_path / "run", *settings)) == 0

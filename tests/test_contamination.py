@@ -3,6 +3,9 @@
 import gzip
 import json
 import os
+import random
+import re
+import textwrap
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -132,6 +135,30 @@ def tasks(benchmark):
     if benchmark == "mbpp":
         return rewritings.mbpp([row for row in lines("mbpp", "mbpp.jsonl") if 11 <= row["task_id"] <= 510])
     return rewritings.canitedit(lines("canitedit", "canitedit.jsonl"))
+
+
+@needs_rows
+def test_statements_alone_and_methods_are_found():
+    """An MBPP task stands in most corpora without its tests; a solution may have become a method."""
+    rows = [row for row in lines("mbpp", "mbpp.jsonl") if 11 <= row["task_id"] <= 510]
+    bare = [[row["text"], "Sure."] for row in rows]
+    methods = [["A class for my shop, please.", as_method(row["code"])] for row in rows]
+    for turns in (bare, methods):
+        found = [index().find(row) for row in turns]
+        right = [f"mbpp/{row['task_id']}" in {hit.id for hit in hits} for row, hits in zip(rows, found, strict=True)]
+        assert sum(right) >= 0.95 * len(rows)
+
+
+def as_method(code):
+    body = re.sub(r"def (\w+)\s*\(", r"def \1(self, ", code.replace("\r\n", "\n"))
+    return f"```python\nclass Shop:\n{textwrap.indent(body, '    ')}\n```"
+
+
+@needs_rows
+@pytest.mark.parametrize("drawn", ["0123456789", ("True", "False", "1", "2")])
+def test_lists_of_values_hold_no_examples(drawn):
+    draw = random.Random(0)
+    assert not any(index().find([" ".join(draw.choices(drawn, k=300))]) for _ in range(20))
 
 
 NUMBERS = {"mbpp": 500, "humaneval": 164, "canitedit": 105}

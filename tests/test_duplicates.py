@@ -10,7 +10,7 @@ from data_builders import choosing, duplicates, reading, rules
 from data_builders.corpora import MODULES
 from data_builders.corpora.protocol import Conversation
 from data_builders.sources import Piece
-from data_builders.words import words
+from data_builders.words import signs, words
 from headstart.request import Message, Request
 from headstart.sentences import split
 from recipes.schema import Data
@@ -143,7 +143,49 @@ def test_a_thousand_rows_of_one_template_meet_in_their_bucket_and_are_told_apart
     assert len(compared) <= 2 * duplicates.LEADERS * len(members) * duplicates.BANDS
 
 
+def test_signs_tell_requests_apart(tmp_path):
+    """Languages and arithmetic differ in signs alone."""
+    texts = [
+        f"Write a program in {name}. It prints {sum}." for name in ("C", "C++", "C#") for sum in ("a+b", "a-b", "a<b")
+    ]
+    texts = list(enumerate(texts))
+    assert survivors(tmp_path, texts, "near")[0] == set(range(9))
+    assert survivors(tmp_path, texts, "exact")[0] == set(range(9))
+
+
+def test_twins_behind_one_preface_find_each_other(tmp_path):
+    """A hundred requests with one long preface, each with a twin that differs in one word."""
+    draw = random.Random(0)
+    texts = []
+    for n in range(100):
+        tail = [f"tool{draw.randrange(900)}" for _ in range(12)]
+        texts += [
+            (2 * n, f"{PREFACE * 4} {' '.join(tail)}."),
+            (2 * n + 1, f"{PREFACE * 4} {' '.join([*tail[:-1], 'x'])}."),
+        ]
+    kept, _ = survivors(tmp_path, texts)
+    assert [len(kept & {2 * n, 2 * n + 1}) for n in range(100)] == [1] * 100
+
+
+def test_requests_of_the_same_words_are_held_out_together(tmp_path):
+    """Where duplicates stay, no text is both trained on and held out."""
+    folder = tmp_path / reading.FOLDER
+    folder.mkdir()
+    data = Data(corpora=("seed",), answers="corpus", heldout=12, benchmarks=())
+    texts = [f"Name river {n % 60}. Say why it is long." for n in range(600)]
+    made = [Conversation(f"c/{n}", (("user", text), ("assistant", "Yes."))) for n, text in enumerate(texts)]
+    module = type("corpus", (), {"NAME": "seed", "COLUMNS": (), "rows": lambda: made, "conversation": lambda row: row})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(MODULES, "seed", module)
+        reading.read_piece(reading.Settings(data, 0, rules.rules(data), None), Piece("seed", "", 0, 0, 1), 0, folder)
+    fates = choosing.choose(data, folder, [0]).fates
+    held, trained = ({texts[n] for n in np.flatnonzero(fates == fate)} for fate in (choosing.HELDOUT, choosing.TRAIN))
+    assert (len(held), len(trained)) == (12, 48)
+    assert not held & trained
+
+
 def test_words_are_what_a_reader_would_call_the_same():
     assert words("Straße, ＡＢＣ don't_stop 3.5") == ["strasse", "abc", "don", "t", "stop", "3", "5"]
     assert words("Python 你好，世界 ok") == ["python", "你", "好", "世", "界", "ok"]
+    assert signs("C++ a<b, ok? «x»") == ["c", "+", "+", "a", "<", "b", "ok", "«", "x", "»"]
     assert words("") == []

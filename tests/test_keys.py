@@ -16,7 +16,7 @@ from safetensors import safe_open
 from synthetic_arms import records, timings, write_run
 from tiny_models import arguments, invocation, talker_folder
 
-from data_builders import build, modelling, sources, workers
+from data_builders import build, inputs, modelling, sources, workers
 from data_builders.making import Maker, needs_model
 from eval import arms, report, run, suite, timing
 from eval.replay import replay
@@ -199,7 +199,7 @@ def data_corpora(here):
     assert list(here.pairs().manifest["corpora"]) == ["seed"]
     assert ids(own(here)) == {*map(str, range(6)), "long", "german", "again", "leak"}
     with pytest.raises(UserError, match="no corpus 'other'; there are lmsys, mbpp"):
-        build.find_inputs(recipe("data.corpora=[other]"))
+        inputs.find_inputs(recipe("data.corpora=[other]"))
 
 
 def data_paths(here):
@@ -209,7 +209,7 @@ def data_paths(here):
     given = ("data.corpora=[magicoder]", f"data.paths.magicoder={path}", "data.heldout=0")
     assert {row["id"] for row in here.pairs(*given).rows} == {"magicoder/1/2#17"}
     with pytest.raises(UserError, match=r"neither among data\.corpora nor among data\.benchmarks"):
-        build.find_inputs(recipe(f"data.paths.magicoder={path}"))
+        inputs.find_inputs(recipe(f"data.paths.magicoder={path}"))
 
 
 def data_limit(here):

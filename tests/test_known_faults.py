@@ -81,7 +81,7 @@ from tiny_models import REQUESTS, SHORT, arguments, invocation, reciter, save, t
 from transformers import MambaConfig
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
-from data_builders import build, sources
+from data_builders import build, inputs, sources
 from eval import arms, report, run, sandbox, suite, timing
 from eval.benchmarks import canitedit, ds1000, heldout, humaneval, mbpp, scoring
 from eval.definitions import FIGURES
@@ -726,6 +726,8 @@ def test_control_strings_in_a_corpus_are_text_in_every_training_row(talking, tmp
     r = renderer(real_tokenizer("smollm2"), FAMILIES["smollm2"])
     found = training_rows(tmp_path / "run" / "data", r, 2048).dataset
     assert len(found) == 9
+    manifest = json.loads((tmp_path / "run" / "data" / "manifest.json").read_text())
+    assert manifest["counts"]["pairs that hold a control string"] == 9  # for trainers that use the template
     for row in found:
         assert row["input_ids"].count(r.end_of_turn) == 3  # system, user, assistant
         assert [label for label in row["labels"] if label == r.end_of_turn] == [r.end_of_turn]
@@ -763,8 +765,8 @@ def test_other_code_makes_other_data(talking, tmp_path, monkeypatch, capsys):
     argv = arguments(talking, tmp_path / "run", "data.answers=corpus", "data.limit=5")
     assert build.main(argv) == 0
     edited = tmp_path / "sentences.py"
-    edited.write_text(Path(build.sentences.__file__).read_text().replace("_WINDOW = 2000", "_WINDOW = 2001"))
-    monkeypatch.setattr(build.sentences, "__file__", str(edited))
+    edited.write_text(Path(inputs.sentences.__file__).read_text().replace("_WINDOW = 2000", "_WINDOW = 2001"))
+    monkeypatch.setattr(inputs.sentences, "__file__", str(edited))
     capsys.readouterr()
     assert build.main(argv) == 2
     assert "made by other settings (code: " in capsys.readouterr().err

@@ -183,7 +183,7 @@ def talker(tmp_path_factory):
 
 def evaluation(talker, folder, *overrides):
     """The arguments of an evaluation in many small batches, with some requests timed."""
-    own = folder.parent / "own.jsonl"
+    own = talker.parent / "own.jsonl"  # one file: its path is in the evidence
     own.write_text("".join(json.dumps({"id": r.id, "text": "".join(r.sentences)}) + "\n" for r in REQUESTS))
     settings = (f"eval.benchmarks=[{own}]", "eval.replay=full", "eval.max_new_tokens=100", "eval.batch_size=1")
     return arguments(talker, folder, *settings, "eval.timed=2", *overrides)
@@ -216,9 +216,10 @@ def test_two_processes_write_the_evidence_of_one(talker, evaluated, tmp_path):
     code, output = launch(["eval/run.py", *evaluation(talker, tmp_path / "run")], *file("ddp_cpu"))
     assert code == 0, output
     assert evidence(tmp_path / "run") == evaluated
-    own = tmp_path / "own.jsonl"
+    own = talker.parent / "own.jsonl"
     assert f"{own}: timed 2/2" in output
-    assert output.count(f"{own}: ") == 12 + 2  # the main process' half of the 24 batches, and the timed ones
+    assert output.count(f"{own}: timed ") == 2
+    assert output.count(f"requests {own} ") == 12  # the main process' half of the 24 batches
     again, output = launch(["eval/run.py", *evaluation(talker, tmp_path / "run")], *file("ddp_cpu"))
     assert (again, output.count("nothing to do")) == (0, 1), output
 

@@ -9,10 +9,11 @@ import torch
 from conftest import SIZES, real_tokenizer, tiny_model
 from tiny_models import arguments, seed_requests, talker_folder
 
-from data_builders import build, making, pairs
-from data_builders.answers import Cache
+from data_builders import build, pairs
+from data_builders.answers import Cache, Raw
 from data_builders.cuts import Cut, whole
-from data_builders.making import Maker, ModelMaker
+from data_builders.making import Maker
+from data_builders.modelling import ModelMaker
 from data_builders.reading import Drawn
 from headstart.family import FAMILIES
 from headstart.likelihood import mean_log_likelihoods
@@ -70,7 +71,7 @@ def drawn(*sentences):
 
 
 def raw(text, stop="end"):
-    return making.Raw(text, stop)
+    return Raw(text, stop)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ def test_a_build_scores_with_the_recipes_model(model, tmp_path):
     settings = ("data.answers=corpus", "data.limit=8", "data.max_surprise=0.0001")
     assert build.main(arguments(model, tmp_path / "run", *settings)) == 0
     counts = json.loads((tmp_path / "run" / "data" / "manifest.json").read_text())["counts"]
-    dropped = counts.get("dropped: answer not foreseeable from the cut", 0)
+    dropped = counts.get("pairs dropped: answer not foreseeable from the cut", 0)
     assert 0 < dropped < 16
     assert counts["pairs"] + dropped == sum(
         min(2, len(r.sentences) - 1) for r in seed_requests() if r.id in used(tmp_path)
