@@ -1,7 +1,7 @@
 """Second stage: which of the requests that were read are trained on, held out, or dropped as duplicates.
 
-All decisions go by hashes of content and id (`duplicates.rank`), never by place: the order of a corpus, its pieces and
-the number of workers play no part.
+All decisions go by hashes of content and id (`duplicates.rank`) and not by place: the order of a corpus, its pieces and
+the number of workers play no part. (Of two rows with one id and the same words in the request the first one stays.)
 """
 
 from collections import Counter
@@ -64,6 +64,8 @@ def choose(data: Data, folder: Path, corpora: Sequence[int]) -> Choice:
     fates[survivors != np.arange(len(ranks))] = REPEATED
     if data.duplicates != "keep":
         _drop_duplicates(data, folder, pieces, ranks, fates, survivors)
+    for _ in range(3):  # the same id of an exact duplicate of a near one
+        survivors = survivors[survivors]
     _hold_out(data.heldout, _column(pieces, "group"), fates)
     for corpus, name in enumerate(data.corpora):
         rows = np.flatnonzero((fates == TRAIN) & (owner == corpus))
@@ -104,9 +106,10 @@ def _drop_duplicates(
     fates: NDArray[np.uint8],
     survivors: NDArray[np.int64],
 ) -> None:
-    same = duplicates.exact(_column(pieces, "exact"), ranks)
-    fresh = (same != np.arange(len(ranks))) & (fates == TRAIN)
-    fates[fresh], survivors[fresh] = EXACT, same[fresh]
+    members = np.flatnonzero(fates == TRAIN)
+    same = members[duplicates.exact(_column(pieces, "exact")[members], ranks[members])]
+    lost = members[same != members]
+    fates[lost], survivors[lost] = EXACT, same[same != members]
     if data.duplicates == "near":
         members = np.flatnonzero(fates == TRAIN)
         texts = reading.Texts(folder, pieces)
@@ -117,7 +120,6 @@ def _drop_duplicates(
         lost = np.fromiter(found, dtype=np.int64, count=len(found))
         fates[lost] = NEAR
         survivors[lost] = np.fromiter(found.values(), dtype=np.int64, count=len(found))
-        survivors[:] = survivors[survivors]  # an exact duplicate of a near one points to the last survivor
 
 
 def _hold_out(heldout: int, groups: NDArray[np.uint64], fates: NDArray[np.uint8]) -> None:

@@ -3,7 +3,7 @@
 verbatim  Most of the rare runs of five words of the task stand in the row, or of its statement alone (MBPP's sentence
           without the tests, HumanEval's docstring without the examples, CanItEdit's instruction without the program). A
           run is rare unless three tasks or more share it: so common phrases ("write a python function to") and imports
-          do not count. A text of fewer than eight words is too common to tell.
+          do not count. A text of fewer than eight words, or a statement of fewer than six, is too common to tell.
 examples  The task's examples, arguments and result, stand in the row in whatever notation: function names, brackets,
           quotes and the words between ("should return", "->", "==") are left out, what is left is compared token by
           token. Examples count by how much they say: counting up (1, 2, 3) says nothing new. Short ones, which any list
@@ -391,7 +391,7 @@ def _functions(code: str) -> Iterator[Function]:
         if tree is not None:
             own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
             yield from _within(tree, own, inner=False)
-    except RecursionError:
+    except (RecursionError, ValueError):  # code nested too deeply, a number of too many digits
         return
 
 

@@ -4,8 +4,9 @@ Exact: the same words and signs in the history and the final turn; letter case, 
 make no difference. Near: candidates by MinHash (64 permutations over runs of three words, 16 bands of 4:
 two requests that share 70% of their runs meet in 99% of the cases), each then compared as it stands by `alike`. What
 two requests have word for word in common, a preface say, does not make them alike: their differing sentences must be
-alike too, and their signs the same ("C" is not "C++"). Clusters are what is connected; the survivor is the one with the
-smallest rank, a hash of its id.
+alike too, and their signs the same ("C" is not "C++"). In a bucket of more than some thousand requests, all behind one
+preface, only so many are compared with each other (LEADERS, COMPARED). Clusters are what is connected; the survivor is
+the one with the smallest rank, a hash of its id.
 """
 
 import hashlib
@@ -67,17 +68,18 @@ def bands(text: str) -> Keys:
 def alike(left: str, right: str) -> bool:
     """Whether two `normal` texts are near duplicates."""
     ours, theirs = left.split("\n"), right.split("\n")
-    a, b = _runs(left.split()), _runs(right.split())
-    if len(a & b) < WHOLE * len(a | b):
-        return False
     common = set(ours) & set(theirs)
     only_left = Counter(" ".join(line for line in ours if line not in common).split())
     only_right = Counter(" ".join(line for line in theirs if line not in common).split())
+    if only_left and only_right:
+        if (only_left & only_right).total() < REST * (only_left | only_right).total():
+            return False
+    elif (only_left | only_right).total() > max(2, EXTRA * len(left.split())):
+        return False
     if any(not token.isalnum() for token in (only_left - only_right) + (only_right - only_left)):
         return False
-    if only_left and only_right:
-        return (only_left & only_right).total() >= REST * (only_left | only_right).total()
-    return (only_left | only_right).total() <= max(2, EXTRA * len(left.split()))
+    a, b = _runs(left.split()), _runs(right.split())
+    return len(a & b) >= WHOLE * len(a | b)
 
 
 def exact(keys: Keys, ranks: Keys) -> NDArray[np.int64]:

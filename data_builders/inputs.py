@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from data_builders import contamination, corpora, duplicates, making, sources
+from eval import extract
 from eval.benchmarks import mbpp
 from headstart import model as loading
 from headstart import sentences
@@ -41,9 +42,9 @@ def find_inputs(recipe: Recipe) -> Inputs:
     for name in data.limit if isinstance(data.limit, dict) else ():
         if name not in data.corpora:
             raise UserError(f"data.limit.{name}: {name!r} is not among data.corpora={list(data.corpora)}")
-    shown = [corpora.shown(name) for name in data.corpora]
-    if len(set(shown)) < len(shown):
-        raise UserError(f"data.corpora={list(data.corpora)}: two files of one name; rename one")
+    stems = [corpora.stem(name) for name in data.corpora]
+    if len(set(stems)) < len(stems):
+        raise UserError(f"data.corpora={list(data.corpora)}: two of one name, endings apart; rename a file")
     files: dict[str, dict[Path, str]] = {}
     for name in data.corpora:
         module = corpora.module(name)
@@ -81,5 +82,6 @@ def step_settings(recipe: Recipe, rendering: Renderer, inputs: Inputs) -> dict[s
 def code_hash() -> str:
     """A hash of the code that decides the pairs: data that other code made is not taken for this code's."""
     own = Path(__file__).parent
-    files = [*sorted(own.rglob("*.py")), Path(sentences.__file__), Path(mbpp.__file__)]
+    others = [Path(str(module.__file__)) for module in (sentences, mbpp, extract)]
+    files = [*sorted(own.rglob("*.py")), *sorted(own.rglob("*.txt")), *others]
     return run_folder.digest([[file.name, run_folder.file_hash(file)] for file in files])

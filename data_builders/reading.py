@@ -175,9 +175,9 @@ class _Admitted:
     repairs: list[str]
 
     def said(self) -> list[str]:
-        """All turns."""
+        """All turns, the request and its answer first: of a very long row they are looked at whatever comes before."""
         history = [message.content for message in self.request.history]
-        return [*history, self.request.text, self.request.reference or ""]
+        return [self.request.text, self.request.reference or "", *history]
 
 
 class _Reader:
@@ -233,8 +233,7 @@ class _Reader:
             raise Unusable("malformed row", row.fault)
         found = cast(Conversation, self.corpus.conversation(row))
         if self.corpus is corpora.jsonl:  # two files of one's own may use the same ids
-            stem = corpora.shown(self.piece.corpus).partition(".")[0]
-            return replace(found, id=f"{stem}/{found.id.partition('/')[2]}")
+            return replace(found, id=f"{corpora.stem(self.piece.corpus)}/{found.id.partition('/')[2]}")
         return found
 
     def _checked(self, batch: Sequence[_Admitted]) -> list[Drawn]:

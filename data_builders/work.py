@@ -46,8 +46,8 @@ def build(invocation: Invocation) -> None:
             manifest = Work(recipe, rendering, inputs, step.partial).done()
             print("  ".join(f"{name}: {count:,}" for name, count in manifest["counts"].items()))
             run_folder.finish(step)
-            for hidden in step.folder.glob(".*"):  # only now: until then a killed run goes on from them
-                shutil.rmtree(hidden) if hidden.is_dir() else hidden.unlink()
+        for hidden in folder.glob(".*"):  # only now: until then a killed run goes on from them
+            shutil.rmtree(hidden) if hidden.is_dir() else hidden.unlink()
 
 
 class Work:
@@ -76,6 +76,13 @@ class Work:
             counts, dropped, shards = self._made_with_model(choice)
         else:
             counts, dropped, shards = self._made(choice)
+        if not any(number for name, number in counts.items() if name.startswith("pairs: ")):
+            reasons = Counter(line["dropped"] for line in dropped)
+            raise UserError(
+                f"no pair comes of {sum(reasons.values())} requests: "
+                + ", ".join(f"{reason} {reasons[reason]}" for reason in sorted(reasons))
+                + "; see data.max_new_tokens and data.max_surprise"
+            )
         writing.write_heldout(self.folder, choice, self.sources)
         return self._finish(choice, counts, dropped, shards)
 
@@ -108,7 +115,7 @@ class Work:
         for piece, number in ((piece, number) for number, piece in enumerate(self.pieces) if piece.first == 1):
             found = counts[piece.file]
             if found["rows"] and found["dropped: malformed row"] == found["rows"]:
-                first = list(islice(reading.review(self.read, number), 2))[1]
+                first = next(islice(reading.review(self.read, number), 1, None), {"row": 1, "detail": "blank"})
                 raise UserError(
                     f"{piece.file}, row {first['row']}: {first['detail']}; no row of the file is one of "
                     f"{piece.corpus}: give rows of its schema"
@@ -123,6 +130,7 @@ class Work:
         most = choice.cuts + np.uint32(self.data.whole)
         most[choice.fates != choosing.TRAIN] = 0
         plans = writing.plans(choice, self._within(choice, most), self.sources)
+        writing.clear_others(self.folder, plans)
         todo = [(self.folder, plan) for plan in plans if not writing.is_written(self.folder, plan)]
         with _timed("pairs"):
             _follow(
@@ -140,16 +148,15 @@ class Work:
                 asked[rows] = True
                 some = np.zeros(len(given), dtype=np.uint32)
                 some[rows] = 1
-                for plan in writing.plans(choice, some, self.sources):
-                    found = writing.requests(self.folder, plan)
-                    places = np.concatenate(
-                        [np.flatnonzero(m) + choice.firsts[n] for (n, _), m in zip(plan.pieces, plan.most, strict=True)]
-                    )
-                    made = maker.of_model(drawn for drawn, _ in found)
-                    given[places] = [len(one.pairs) for one in made]
+                plans = writing.plans(choice, some, self.sources)
+                found = (drawn for plan in plans for drawn, _ in writing.requests(self.folder, plan))
+                given[np.flatnonzero(some)] = [len(one.pairs) for one in maker.of_model(found)]
             most = self._within(choice, given)
-            keep = np.where(asked & (most == 0) & (given == 0), 1, most).astype(np.uint32)  # so that drops are told
+            keep = np.where(asked & (given == 0), writing.NONE_EXPECTED, most).astype(
+                np.uint32
+            )  # so that drops are told
             plans = writing.plans(choice, keep, self.sources)
+            writing.clear_others(self.folder, plans)
             for plan in plans:
                 if not writing.is_written(self.folder, plan):
                     chosen = list(writing.requests(self.folder, plan))
@@ -196,8 +203,10 @@ class Work:
                 for line in (*choosing.dropped(choice, self.read), *dropped):
                     review.add(line)
             manifest = self._manifest(choice, counts, Counter(map(_unit, dropped)), shards)
-            (self.folder / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
-            (self.folder / "README.md").write_text(card(manifest))
+            (self.folder / "manifest.json").write_text(
+                json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", "utf-8"
+            )
+            (self.folder / "README.md").write_text(card(manifest), "utf-8")
         return manifest
 
     def _manifest(self, choice: Choice, counts: Counter[str], lost: Counter[str], shards: int) -> dict[str, Any]:

@@ -18,7 +18,9 @@ from data_builders.making import Made, Maker
 from data_builders.pairs import Shard
 from data_builders.reading import Drawn
 from headstart.request import Message, Request
+from recipes import run_folder
 
+NONE_EXPECTED = np.uint32(2**32 - 1)  # of a request that was asked about and gave no pair: it is told why
 PIECES = 4  # that one shard is made of: some 20,000 rows
 
 
@@ -29,6 +31,10 @@ class Plan:
     number: int
     pieces: tuple[tuple[int, str], ...]
     most: tuple[NDArray[np.uint32], ...]
+
+    def digest(self) -> str:
+        """A hash of what it holds: a killed build may resume with other answers, and so with other shards."""
+        return run_folder.digest([self.pieces, [most.tolist() for most in self.most]])
 
 
 def plans(choice: Choice, most: NDArray[np.uint32], sources: Sequence[str]) -> list[Plan]:
@@ -69,15 +75,24 @@ def write_shard(folder: Path, plan: Plan, made: Iterator[tuple[Made, int]], make
                 counts["hold a control string"] += maker.holds_control(pair)
                 if pair["draft_fate"]:
                     counts[f"draft: {pair['draft_fate']}"] += 1
-    record = json.dumps({"counts": counts, "dropped": dropped}, ensure_ascii=False)
+    record = json.dumps({"plan": plan.digest(), "counts": counts, "dropped": dropped}, ensure_ascii=False)
     hidden = folder / f".shard-{plan.number:05d}.{os.getpid()}"
     hidden.write_text(record, encoding="utf-8")
     hidden.rename(folder / f".shard-{plan.number:05d}.json")
 
 
 def is_written(folder: Path, plan: Plan) -> bool:
-    """Whether a shard is done."""
-    return (folder / f".shard-{plan.number:05d}.json").exists()
+    """Whether a shard is done, and of this plan."""
+    record = folder / f".shard-{plan.number:05d}.json"
+    return record.exists() and json.loads(record.read_text(encoding="utf-8"))["plan"] == plan.digest()
+
+
+def clear_others(folder: Path, plans: Sequence[Plan]) -> None:
+    """Remove shards that are of none of the plans."""
+    own = {shard_path(folder, plan) for plan in plans if is_written(folder, plan)}
+    for path in folder.glob("pairs-*.parquet"):
+        if path not in own:
+            path.unlink()
 
 
 def shard_of_corpus(maker: Maker, folder: Path, plan: Plan) -> None:
@@ -121,11 +136,10 @@ def _heldout(request: Request) -> dict[str, Any]:
 
 
 class Review:
-    """dropped/: one file a reason, and repaired.jsonl; counts what it writes."""
+    """dropped/: one file a reason, and repaired.jsonl."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.counts: Counter[str] = Counter()
         self._files: dict[str, TextIO] = {}
         self._stack = ExitStack()
 
@@ -139,7 +153,6 @@ class Review:
     def add(self, line: Mapping[str, Any]) -> None:
         """Write a row that was dropped (`dropped` is the reason) or repaired."""
         reason = str(line.get("dropped", "repaired"))
-        self.counts[reason] += 1
         if reason not in self._files:
             name = "".join(char if char.isalnum() else "-" for char in reason)
             path = self.folder / f"{name}.jsonl"

@@ -8,6 +8,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from headstart.prompt import IGNORED, Row
 
+CHUNK = 1024  # tokens whose logits are held at once
+
 
 @torch.inference_mode()
 def mean_log_likelihoods(model: Any, rows: Sequence[Row], batch_size: int) -> list[float]:
@@ -32,7 +34,10 @@ def _batch(model: Any, rows: Sequence[Row]) -> list[float]:
     targets = labels[:, 1:].to(model.device)
     at, place = (targets != IGNORED).nonzero(as_tuple=True)
     hidden = model.base_model(input_ids=ids, attention_mask=mask.long(), use_cache=False).last_hidden_state
-    logits = model.get_output_embeddings()(hidden[at, place]).float()
-    scores = logits.log_softmax(-1).gather(-1, targets[at, place][:, None])[:, 0]
+    head = model.get_output_embeddings()
+    scored, wanted = hidden[at, place].split(CHUNK), targets[at, place].split(CHUNK)
+    scores = torch.cat(
+        [head(h).float().log_softmax(-1).gather(-1, t[:, None])[:, 0] for h, t in zip(scored, wanted, strict=True)]
+    )
     sums = torch.zeros(len(rows), device=model.device).index_add(0, at, scores)
     return (sums / torch.bincount(at, minlength=len(rows))).tolist()

@@ -136,7 +136,9 @@ class Data(Section):
     def deciding(self) -> dict[str, Any]:
         """What decides the pairs: not where the rows lie (their content does), nor who does the work."""
         own = self.model_dump(exclude={"paths", "server", "server_model", "in_flight", "workers"})
-        return {**own, "answered_by": "server" if self.server else "this process"}
+        asked = self.answers == "self" or self.kind == "draft-refinement"
+        served = f"a server's {self.server_model or 'model of this name'}" if self.server else "this process"
+        return {**own, "answered_by": served if asked else None}
 
     @model_validator(mode="after")
     def _shares_of_one(self) -> "Data":

@@ -525,7 +525,7 @@ def test_ids_of_two_files_do_not_meet(model, tmp_path, capsys):
     capsys.readouterr()
     same = f"data.corpora=[{tmp_path}/a.jsonl,{tmp_path}/c/a.jsonl]"
     assert build.main(arguments(model, tmp_path / "other", *settings, same)) == 2
-    assert "two files of one name; rename one" in capsys.readouterr().err
+    assert "two of one name, endings apart; rename a file" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")

@@ -189,3 +189,31 @@ def test_words_are_what_a_reader_would_call_the_same():
     assert words("Python 你好，世界 ok") == ["python", "你", "好", "世", "界", "ok"]
     assert signs("C++ a<b, ok? «x»") == ["c", "+", "+", "a", "<", "b", "ok", "«", "x", "»"]
     assert words("") == []
+
+
+@pytest.mark.parametrize("others", [("x", "x", "y"), ("y", "x", "x"), ("x", "y", "x")])
+def test_what_an_id_lost_is_survived_by_another(tmp_path, others):
+    """A row that goes for its id stands for no duplicate of its own: a text that two ids have is never lost."""
+    folder = tmp_path / reading.FOLDER
+    folder.mkdir()
+    for first, second in itertools.permutations(["Name a river. It is long.", "Name a lake. It is deep."]):
+        texts = [first if name == "x" and not others[:n].count("x") else second for n, name in enumerate(others)]
+        made = [
+            Conversation(name, (("user", text), ("assistant", "Yes.")))
+            for name, text in zip(others, texts, strict=True)
+        ]
+        module = type(
+            "corpus",
+            (),
+            {"NAME": "seed", "COLUMNS": (), "rows": lambda made=made: made, "conversation": lambda row: row},
+        )
+        data = Data(corpora=("seed",), answers="corpus", heldout=0, benchmarks=(), duplicates="near")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(MODULES, "seed", module)
+            reading.read_piece(
+                reading.Settings(data, 0, rules.rules(data), None), Piece("seed", "", 0, 0, 1), 0, folder
+            )
+        choice = choosing.choose(data, folder, [0])
+        trained = np.flatnonzero(choice.fates == choosing.TRAIN)
+        assert second in {texts[n] for n in trained}
+        assert set(choice.survivors.tolist()) == set(trained.tolist())

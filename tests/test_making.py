@@ -1,5 +1,6 @@
 """What a model adds to pairs: drafts of every fate, and cuts dropped for telling nothing of the answer."""
 
+import itertools
 import json
 from contextlib import contextmanager
 
@@ -9,8 +10,8 @@ import torch
 from conftest import SIZES, real_tokenizer, tiny_model
 from tiny_models import arguments, seed_requests, talker_folder
 
-from data_builders import build, pairs
-from data_builders.answers import Cache, Raw
+from data_builders import build, contamination, modelling, pairs, sources, work, writing
+from data_builders.answers import Answered, Cache, Raw
 from data_builders.cuts import Cut, whole
 from data_builders.making import Maker
 from data_builders.modelling import ModelMaker
@@ -217,3 +218,44 @@ def test_drafts_of_a_slot_diffusion_model_come_from_a_server(model, tmp_path, ca
     assert "a slot-diffusion model, which this version can neither decode nor train" in capsys.readouterr().err
     assert build.main(arguments(model, tmp_path / "pairs", "model.family=refusion", *settings[1::2])) == 0
     assert len(rows(tmp_path / "pairs")) == 6
+
+
+def test_a_resumed_build_whose_answers_changed_keeps_no_old_shard(model, tmp_path, monkeypatch):
+    """Killed before its card, its cache lost, resumed with a model that answers otherwise: nothing is counted twice."""
+    monkeypatch.setattr(sources, "ROWS", 4)
+    monkeypatch.setattr(writing, "PIECES", 1)
+    path = tmp_path / "own.jsonl"
+    path.write_text("".join(json.dumps({"id": f"{n}", "text": f"Name {n}. Say {n * n}."}) + "\n" for n in range(16)))
+    argv = arguments(model, tmp_path / "run", f"data.corpora=[{path}]", "data.heldout=0", "data.max_new_tokens=10")
+
+    def killed(*given):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(
+        modelling, "answers", lambda asked, *rest: (Answered(q.id, "x", dropped(next(stops))) for q in asked)
+    )
+
+    def dropped(stop):
+        return None if stop == "end" else "answer reached the token limit"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(work, "card", killed)
+        stops = itertools.cycle(["end"])
+        assert build.main(argv) == 130
+    first = {
+        row["id"] for row in pq.read_table(sorted((tmp_path / "run" / ".data.partial").glob("pairs-*"))).to_pylist()
+    }
+    assert len(first) == 16
+    stops = itertools.cycle(["length"] * 4 + ["end"] * 12)
+    assert build.main(argv) == 0
+    found = rows(tmp_path / "run")
+    assert len(found) == len({row["id"] for row in found}) == 12
+    manifest = json.loads((tmp_path / "run" / "data" / "manifest.json").read_text())
+    assert manifest["counts"]["pairs"] == 12
+    stops = itertools.cycle(["length"])
+    assert build.main([*argv[:2], f"run.dir={tmp_path / 'none'}", *argv[3:]]) == 2
+
+
+def test_huge_literals_and_odd_code_end_no_build():
+    index = contamination.Index([])
+    assert index.find(["Look.", f"```python\ndef g():\n    return 0x{'f' * 5000}\n```"]) == []

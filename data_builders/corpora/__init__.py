@@ -14,6 +14,11 @@ def shown(name: str) -> str:
     return name.rpartition("/")[2] if module(name) is jsonl else name
 
 
+def stem(name: str) -> str:
+    """A corpus' name without folder and ending: what the ids of its requests begin with."""
+    return next((shown(name).removesuffix(ending) for ending in OWN if name.endswith(ending)), name)
+
+
 def module(name: str) -> ModuleType:
     """The module behind a name of data.corpora. Raises UserError for a name that is none."""
     if name.endswith(OWN):

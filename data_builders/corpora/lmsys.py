@@ -15,7 +15,6 @@ ORIGIN = Origin(
     files=("data/*.parquet",),
     licence="other",
     terms="LMSYS-Chat-1M Dataset License Agreement: use is granted to those who accept it, rows may not be passed on",
-    gated=True,
 )
 COLUMNS = (
     "conversation_id",

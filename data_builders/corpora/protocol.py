@@ -14,7 +14,6 @@ class Origin:
     files: tuple[str, ...] = ()
     licence: str = "unknown"
     terms: str = ""
-    gated: bool = False
 
 
 @dataclass(frozen=True)
