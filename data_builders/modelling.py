@@ -131,7 +131,7 @@ class ModelMaker:
             if (surprise := known[at] - score) > limit:
                 made[at].pairs.remove(row)
                 reason = "answer not foreseeable from the cut"
-                made[at].dropped.append({"id": row["id"], "dropped": reason, "nats_a_token": f"{surprise:.3f}"})
+                made[at].dropped.append({"pair": row["id"], "dropped": reason, "nats_a_token": f"{surprise:.3f}"})
 
     def _row(self, completion: Any, request: Request, text: str) -> Row:
         return self.renderer.row(text, completion[0]["content"], request.history, self.maker.system)
@@ -147,7 +147,7 @@ class ModelMaker:
 
 def _lost(request: Request, cut: Cut, reason: str) -> dict[str, str]:
     """A pair that is not made, for review."""
-    return {"id": f"{request.id}#{len(cut.prefix)}", "dropped": reason}
+    return {"pair": f"{request.id}#{len(cut.prefix)}", "dropped": reason}
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_builders.cuts import Cut
+from headstart.prompt import conversation
 from headstart.request import Request
 
 Fate = Literal["right", "partly right", "stale"]
@@ -50,12 +51,10 @@ def pair(
 
     `rest` is what was held back. A draft stays a column beside the prompt: it is never part of it.
     """
-    history = [{"role": message.role, "content": message.content} for message in request.history]
-    before = [{"role": "system", "content": system}] if system is not None else []
     whole = cut.kind == "whole"
     kind = "whole-request" if whole else "prefix-to-answer"
     return {
-        "prompt": [*before, *history, {"role": "user", "content": cut.prefix}],
+        "prompt": conversation(cut.prefix, request.history, system),
         "completion": [{"role": "assistant", "content": answer}],
         "id": f"{request.id}#{len(cut.prefix)}",
         "source": request.source,

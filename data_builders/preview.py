@@ -11,7 +11,6 @@ from rich.markup import escape
 from rich.text import Text
 
 from headstart.prompt import Renderer
-from headstart.request import Message
 
 
 def preview(folder: Path, count: int, rendering: Renderer, seed: int) -> None:
@@ -33,11 +32,7 @@ def preview(folder: Path, count: int, rendering: Renderer, seed: int) -> None:
 
 def drawing(row: dict[str, Any], rendering: Renderer) -> Text:
     """The ids that training reads, as text: the prompt dim, what is supervised bold and green."""
-    messages = row["prompt"]
-    system = messages[0]["content"] if messages[0]["role"] == "system" else None
-    turns = messages[1:] if system is not None else messages
-    history = [Message(turn["role"], turn["content"]) for turn in turns[:-1]]
-    return rendering.preview(rendering.row(turns[-1]["content"], row["completion"][0]["content"], history, system))
+    return rendering.preview(rendering.pair(row))
 
 
 def _drawn(folder: Path, count: int, seed: int) -> Iterator[dict[str, Any]]:

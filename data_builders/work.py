@@ -152,9 +152,8 @@ class Work:
                 found = (drawn for plan in plans for drawn, _ in writing.requests(self.folder, plan))
                 given[np.flatnonzero(some)] = [len(one.pairs) for one in maker.of_model(found)]
             most = self._within(choice, given)
-            keep = np.where(asked & (given == 0), writing.NONE_EXPECTED, most).astype(
-                np.uint32
-            )  # so that drops are told
+            told = asked & (given == 0)  # why they gave no pair
+            keep = np.where(told, writing.NONE_EXPECTED, most).astype(np.uint32)
             plans = writing.plans(choice, keep, self.sources)
             writing.clear_others(self.folder, plans)
             for plan in plans:
@@ -261,7 +260,7 @@ class Work:
 
 def _unit(line: Mapping[str, Any]) -> str:
     """What was dropped on the way to pairs, a request or a pair, and why."""
-    return f"{'pairs ' if '#' in line['id'] else ''}dropped: {line['dropped']}"
+    return f"{'pairs ' if 'pair' in line else ''}dropped: {line['dropped']}"
 
 
 class _timed:

@@ -4,7 +4,7 @@ A family is never guessed from a file. Everything that differs between families 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -37,6 +37,16 @@ class Family:
     decoder: Literal["autoregressive", "slot-diffusion"] = "autoregressive"
 
 
+_QWEN3 = Family(
+    name="qwen3",
+    model_types=("qwen3",),
+    system_role="turn",
+    end_of_turn="<|im_end|>",
+    stop_tokens=("<|im_end|>", "<|endoftext|>"),
+    template_arguments=MappingProxyType({"enable_thinking": False}),
+    control=("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+)
+
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         row.name: row
@@ -48,25 +58,8 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 end_of_turn="<|im_end|>",
                 stop_tokens=("<|im_end|>", "<|endoftext|>"),
             ),
-            Family(
-                name="qwen3",
-                model_types=("qwen3",),
-                system_role="turn",
-                end_of_turn="<|im_end|>",
-                stop_tokens=("<|im_end|>", "<|endoftext|>"),
-                template_arguments=MappingProxyType({"enable_thinking": False}),
-                control=("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
-            ),
-            Family(
-                name="refusion",  # Qwen3's tokenizer and template
-                model_types=("qwen3",),
-                system_role="turn",
-                end_of_turn="<|im_end|>",
-                stop_tokens=("<|im_end|>", "<|endoftext|>"),
-                template_arguments=MappingProxyType({"enable_thinking": False}),
-                control=("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
-                decoder="slot-diffusion",
-            ),
+            _QWEN3,
+            replace(_QWEN3, name="refusion", decoder="slot-diffusion"),
             Family(
                 name="llama3",
                 model_types=("llama",),

@@ -64,6 +64,14 @@ class Renderer:
         target = [*self.answer(answer), self.end_of_turn]
         return Row([*prompt, *target], [IGNORED] * len(prompt) + target)
 
+    def pair(self, pair: Mapping[str, Any]) -> Row:
+        """The training row of a pair in TRL's conversational prompt-completion format. Raises UserError as `row`."""
+        messages = pair["prompt"]
+        system = messages[0]["content"] if messages[0]["role"] == "system" else None
+        turns = messages[1:] if system is not None else messages
+        history = [Message(turn["role"], turn["content"]) for turn in turns[:-1]]
+        return self.row(turns[-1]["content"], pair["completion"][0]["content"], history, system)
+
     def text(self, ids: Sequence[int]) -> str:
         """The text of answer ids (without the stop token)."""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -328,6 +328,17 @@ def test_history_stands_between_the_message_and_the_prefix():
     assert render(row, r).ids[: len(prompt)] == prompt
 
 
+def test_a_system_message_of_the_history_joins_the_arms_own():
+    """As the renderer has it: templates take one."""
+    history = (Message("system", "Be kind."), Message("user", "Hi."), Message("assistant", "Hello!"))
+    made = Request("r/1", "made", ("One.", " Two."), history)
+    row = pairs.pair(made, Cut("One.", 1, "sentence"), "Yes.", "The message.", "corpus")
+    assert [turn["role"] for turn in row["prompt"]] == ["system", "user", "assistant", "user"]
+    r = renderer(real_tokenizer("smollm2"), FAMILIES["smollm2"])
+    prompt = r.prompt("One.", made.history, "The message.")
+    assert render(row, r).ids[: len(prompt)] == prompt
+
+
 def test_heldout_tasks_are_never_trained_on(built):
     held = heldout.load(str(built / "heldout.jsonl"))
     assert len({made.extra["task"] for made in held}) == 12

@@ -207,7 +207,7 @@ def test_a_build_scores_with_the_recipes_model(model, tmp_path):
 
 def used(tmp_path):
     data = tmp_path / "run" / "data"
-    lost = [json.loads(line)["id"] for path in (data / "dropped").iterdir() for line in path.open()]
+    lost = [json.loads(line)["pair"] for path in (data / "dropped").iterdir() for line in path.open()]
     return {name.split("#")[0] for name in [*(row["id"] for row in rows(tmp_path / "run")), *lost]}
 
 

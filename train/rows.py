@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 from datasets import Dataset
 
 from headstart.prompt import IGNORED, Renderer, Row
-from headstart.request import Message
 from recipes.errors import UserError
 
 COLUMNS = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
@@ -68,12 +67,8 @@ def in_order(dataset: Dataset, steps: int, batch: int, seed: int) -> Dataset:
 
 def render(pair: dict[str, Any], renderer: Renderer) -> Row:
     """One pair in TRL's prompt-completion format as a row. Raises UserError, with the pair's id, where it has none."""
-    messages = pair["prompt"]
-    system = messages[0]["content"] if messages[0]["role"] == "system" else None
-    turns = messages[1:] if system is not None else messages
-    history = [Message(turn["role"], turn["content"]) for turn in turns[:-1]]
     try:
-        return renderer.row(turns[-1]["content"], pair["completion"][0]["content"], history, system)
+        return renderer.pair(pair)
     except UserError as error:
         raise UserError(f"pair {pair['id']}: {error}") from error
 
