@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
 from headstart.family import FAMILIES, Family, check_decodable, check_model
+from headstart.tiny import tiny_folder
 from recipes.errors import UserError
 from recipes.run_folder import digest, file_hash
 from recipes.schema import Model
@@ -37,22 +39,36 @@ def load_tokenizer(settings: Model, folder: Path | None = None) -> Any:
         raise UserError(_unreachable(name, error)) from error
 
 
-def load_model(settings: Model, folder: Path | None = None, dtype: torch.dtype | None = None) -> Any:
+def load_model(
+    settings: Model,
+    folder: Path | None = None,
+    dtype: torch.dtype | None = None,
+    attention: str | None = None,
+    quantization: Any = None,
+) -> Any:
     """The recipe's model, or the one saved in `folder`, in evaluation mode on the recipe's device.
 
-    `dtype` replaces the recipe's. Raises UserError where the model cannot be had or is not of the recipe's family.
+    `dtype` replaces the recipe's; `attention` names a kernel other than transformers' own choice, `quantization` is a
+    config of transformers by which the weights are held in fewer bits. Raises UserError where the model cannot be had
+    or is not of the recipe's family.
     """
     check_decodable(family(settings))
     name, revision = (str(folder), None) if folder else _source(settings)
     logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            name, revision=revision, dtype=dtype or torch_dtype(settings.dtype), trust_remote_code=False
+            name,
+            revision=revision,
+            dtype=dtype or torch_dtype(settings.dtype),
+            trust_remote_code=False,
+            attn_implementation=attention,
+            quantization_config=quantization,
+            device_map={"": device(settings)} if quantization is not None else None,
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"{folder}: cannot be loaded ({error})" if folder else _unreachable(name, error)) from error
     check_model(family(settings), model)
-    return model.eval().to(device(settings))
+    return model.eval() if quantization is not None else model.eval().to(device(settings))
 
 
 def load_config(settings: Model) -> Any:
@@ -90,9 +106,17 @@ def weights_hash(settings: Model, folder: Path | None = None) -> str:
 
 
 def _source(settings: Model) -> tuple[str, str | None]:
+    if settings.tiny:
+        return _tiny(settings.model_copy(update={"tiny": False})), None
     if settings.name == EMBEDDED:
         return str(embedded_folder()), None
     return settings.name, settings.revision
+
+
+@cache
+def _tiny(named: Model) -> str:
+    """The folder of the tiny model with the tokenizer of the model that is named."""
+    return str(tiny_folder(load_tokenizer(named), family(named)))
 
 
 def embedded_folder() -> Path:
