@@ -50,11 +50,13 @@ def adapted_modules(model: Any, family: Family) -> list[str]:
     return names
 
 
-def write_card(folder: Path, renderer: Renderer, model: Model, modules: list[str]) -> None:
-    """Save what the adapter was trained with: base weights, family, renderer, adapted modules."""
+def write_card(folder: Path, renderer: Renderer, model: Model, modules: list[str], step: int, base_4bit: bool) -> None:
+    """Save what the adapter was trained with: base weights, family, renderer, adapted modules; of which step it is."""
     card = {
+        "step": step,
         "base": model.name,
         "base_weights": loading.weights_hash(model),
+        "base_4bit": base_4bit,
         "family": model.family,
         "renderer": renderer.fingerprint,
         "adapted_modules": modules,

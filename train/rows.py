@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,29 @@ from datasets import Dataset
 
 from headstart.prompt import IGNORED, Renderer, Row
 from recipes.errors import UserError
+from recipes.schema import Train
 
-COLUMNS = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.int32()))])
+IDS = pa.list_(pa.int32())
+COLUMNS = pa.schema([("input_ids", IDS), ("labels", IDS)])
+DISTILLED = pa.schema([*COLUMNS, ("teacher_ids", IDS), ("retained_ids", IDS)])
 
 
 @dataclass(frozen=True)
 class Rows:
-    """`dataset` has the columns input_ids and labels; `too_long` has id and length (tokens) of each dropped pair."""
+    """What is trained on, and the pairs that are not.
+
+    `dataset` has the columns input_ids and labels. Under objective=self_distill also teacher_ids, the whole request
+    without the message and the answer, and retained_ids, the whole request with the message and the answer where the
+    pair has the retention loss too, else empty. The answer's ids end all of them alike. `too_long` has id and length
+    (tokens, of the longest of them) of each dropped pair.
+    """
 
     dataset: Dataset
     too_long: list[dict[str, Any]]
     supervised_tokens: int
 
 
-def training_rows(data: Path, renderer: Renderer, max_length: int) -> Rows:
+def training_rows(data: Path, renderer: Renderer, settings: Train, seed: int) -> Rows:
     """Render the pairs of a data folder, in their order, in memory (no cache that several processes would share).
 
     Raises UserError where there are none, where one cannot be rendered, or where none fits `max_length` tokens.
@@ -34,35 +43,60 @@ def training_rows(data: Path, renderer: Renderer, max_length: int) -> Rows:
     shards = sorted(data.glob("pairs-*.parquet"))
     if not shards:
         raise UserError(f"{data}: holds no pairs-*.parquet; build the data with data_builders/build.py")
+    schema = DISTILLED if settings.objective == "self_distill" else COLUMNS
     tables, too_long, supervised = [], [], 0
     for batch in _batches(shards):
         fitting = []
         for pair in batch:
-            row = render(pair, renderer)
-            if len(row.ids) > max_length:
-                too_long.append({"id": pair["id"], "tokens": len(row.ids)})
+            row = _columns(pair, renderer, settings, seed)
+            longest = max(len(ids) for ids in row.values())
+            if longest > settings.max_length:
+                too_long.append({"id": pair["id"], "tokens": longest})
             else:
-                fitting.append({"input_ids": row.ids, "labels": row.labels})
-                supervised += sum(label != IGNORED for label in row.labels)
-        tables.append(pa.Table.from_pylist(fitting, schema=COLUMNS))
-    dataset = Dataset(pa.concat_tables([COLUMNS.empty_table(), *tables]))
+                fitting.append(row)
+                supervised += sum(label != IGNORED for label in row["labels"])
+        tables.append(pa.Table.from_pylist(fitting, schema=schema))
+    dataset = Dataset(pa.concat_tables([schema.empty_table(), *tables]))
     if not len(dataset):
-        raise UserError(f"{data}: none of {len(too_long)} pairs fits train.max_length={max_length} tokens")
+        raise UserError(f"{data}: none of {len(too_long)} pairs fits train.max_length={settings.max_length} tokens")
     return Rows(dataset, too_long, supervised)
 
 
-def in_order(dataset: Dataset, steps: int, batch: int, seed: int) -> Dataset:
-    """The rows as training reads them: `steps` x `batch`, every epoch shuffled anew.
+def in_order(dataset: Dataset, settings: Train, seed: int) -> Dataset:
+    """The rows as training reads them: `steps` x `effective_batch`, every epoch shuffled anew.
 
     Laid out beforehand, so that a step has the same rows however many processes share it, and so that no step at an
-    epoch's end is smaller than the others.
+    epoch's end is smaller than the others. The rows of `length_window` steps are sorted by length and cut into steps
+    again, which are shuffled: so the rows of a forward pass are of like length. With a window of 1 a step has the rows
+    that it would have had, and only their order inside it differs, which changes no gradient.
     """
+    steps, batch = settings.steps, settings.effective_batch
     draw, order = random.Random(seed), list[int]()
     while len(order) < steps * batch:
         epoch = list(range(len(dataset)))
         draw.shuffle(epoch)
         order += epoch
-    return dataset.select(order[: steps * batch])
+    lengths = row_lengths(dataset)
+    span, laid = settings.length_window * batch, list[int]()
+    for begin in range(0, steps * batch, span):
+        window = sorted(order[begin : min(begin + span, steps * batch)], key=lambda at: -lengths[at])
+        cut = [window[i : i + batch] for i in range(0, len(window), batch)]
+        draw.shuffle(cut)
+        laid += [at for step in cut for at in step]
+    return dataset.select(laid)
+
+
+def row_lengths(dataset: Dataset) -> list[int]:
+    """Tokens of each row's `input_ids`."""
+    column = dataset.with_format("arrow")["input_ids"]
+    lengths: list[int] = pa.chunked_array([chunk.value_lengths() for chunk in column[:].chunks]).to_pylist()
+    return lengths
+
+
+def padding_share(lengths: Sequence[int], micro_batch: int) -> float:
+    """Share of the tokens fed that are padding, where every `micro_batch` rows in turn are padded to the longest."""
+    parts = [lengths[i : i + micro_batch] for i in range(0, len(lengths), micro_batch)]
+    return 1 - sum(lengths) / sum(max(part) * len(part) for part in parts)
 
 
 def render(pair: dict[str, Any], renderer: Renderer) -> Row:
@@ -73,12 +107,31 @@ def render(pair: dict[str, Any], renderer: Renderer) -> Row:
         raise UserError(f"pair {pair['id']}: {error}") from error
 
 
+def whole_request(pair: dict[str, Any], message: bool) -> dict[str, Any]:
+    """The pair with all of its request: the prefix and the rest that was held back; without `message` plain."""
+    *before, last = pair["prompt"]
+    turns = [*before, {**last, "content": last["content"] + pair["rest"]}]
+    plain = turns[1:] if turns[0]["role"] == "system" else turns
+    return {**pair, "prompt": turns if message else plain}
+
+
 def write_dropped(rows: Rows, folder: Path) -> None:
     """Keep the ids of dropped pairs for review, one file a reason."""
     if rows.too_long:
         folder.mkdir(exist_ok=True)
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows.too_long)
         (folder / "too-long.jsonl").write_text(text)
+
+
+def _columns(pair: dict[str, Any], renderer: Renderer, settings: Train, seed: int) -> dict[str, list[int]]:
+    row = render(pair, renderer)
+    columns = {"input_ids": row.ids, "labels": row.labels}
+    if settings.objective == "self_distill":
+        columns["teacher_ids"] = render(whole_request(pair, message=False), renderer).ids
+        drawn = random.Random(f"{seed}:retained:{pair['id']}").random() < settings.retain_share
+        retained = settings.retain > 0 and pair["rest"] != "" and drawn
+        columns["retained_ids"] = render(whole_request(pair, message=True), renderer).ids if retained else []
+    return columns
 
 
 def _batches(shards: list[Path]) -> Iterator[list[dict[str, Any]]]:

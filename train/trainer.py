@@ -1,20 +1,22 @@
-"""TRL's trainer with one method replaced: no logit without a label."""
+"""TRL's trainer with its loss replaced: no logit without a label, and float32 logits of a few positions at a time."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy, pad
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
 from trl import SFTTrainer
 
 from headstart.prompt import IGNORED
 
+CHUNK = 256  # labelled positions whose float32 logits are held at once
+
 
 class LabelledTrainer(SFTTrainer):
-    """Computes the same loss as SFTTrainer's `nll`, with logits only at positions that have a label.
-
-    On a GPU TRL skips unlabelled positions by a kernel of its own; elsewhere it computes every logit, the prompts'
-    included, which for a small model and a large vocabulary is most of the head's cost.
-    """
+    """Objective `sft`: the loss is SFTTrainer's `nll`, made of logits at labelled positions only."""
 
     def compute_loss(
         self,
@@ -23,22 +25,60 @@ class LabelledTrainer(SFTTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """Sum of the labels' negative log-likelihoods / labels in the whole optimizer step, over all processes.
+        """The labels' summed losses / labels in the whole optimizer step, over all processes.
 
         `num_items_in_batch` counts the labels of every process; processes average gradients, hence the factor.
         """
-        following = torch.nn.functional.pad(inputs["labels"][:, 1:], (0, 1), value=IGNORED)
-        labelled = following != IGNORED
-        output = model(
-            input_ids=inputs["input_ids"],
-            attention_mask=inputs["attention_mask"],
-            use_cache=False,
-            logits_to_keep=labelled,  # a bool mask: logits come flat, shape (labels, vocabulary)
-        )
-        targets = following[labelled]
-        loss = torch.nn.functional.cross_entropy(output.logits.float(), targets, reduction="sum")
+        loss = self.summed_loss(model, inputs)
         if num_items_in_batch is None:
-            loss = loss / len(targets)
+            loss = loss / (inputs["labels"][:, 1:] != IGNORED).sum()
         else:
             loss = loss / num_items_in_batch * self.accelerator.num_processes
-        return (loss, output) if return_outputs else loss
+        return (loss, {}) if return_outputs else loss
+
+    def summed_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
+        """Negative log-likelihood of the labels in nats, summed over the batch: a float32 scalar."""
+        logits, labelled = labelled_logits(model, inputs["input_ids"], inputs["attention_mask"], inputs["labels"])
+        targets = shifted(inputs["labels"])[labelled]
+        return in_chunks(_negative_log_likelihood, logits, targets)
+
+
+def labelled_logits(model: Any, ids: Tensor, mask: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits that predict the labels, row by row, of shape (labels, vocabulary); and the bool mask of their places.
+
+    `ids`, `mask` and `labels` have shape (rows, tokens); the place of a label is that of the token before it.
+    """
+    labelled = shifted(labels) != IGNORED
+    output = model(input_ids=ids, attention_mask=mask, use_cache=False, logits_to_keep=labelled)
+    return output.logits, labelled  # a bool mask as logits_to_keep: the logits come flat
+
+
+def padded(rows: Sequence[Sequence[int]], answers: Sequence[int], pad_id: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, mask and labels, (rows, longest), padded on the right; a row's last `answers[row]` tokens are labels."""
+    ids = [torch.tensor(row) for row in rows]
+    labels = [
+        torch.where(torch.arange(len(row)) < len(row) - n, IGNORED, row) for row, n in zip(ids, answers, strict=True)
+    ]
+    return (
+        pad_sequence(ids, batch_first=True, padding_value=pad_id),
+        pad_sequence([torch.ones_like(row) for row in ids], batch_first=True),
+        pad_sequence(labels, batch_first=True, padding_value=IGNORED),
+    )
+
+
+def shifted(labels: Tensor) -> Tensor:
+    """Each position's label is the token that follows it."""
+    return pad(labels[:, 1:], (0, 1), value=IGNORED)
+
+
+def in_chunks(summed: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """`summed(*chunks)` over CHUNK positions at a time, added up; what it makes is made anew on the way back.
+
+    So beside the logits themselves only one chunk's float32 values are held, forward and backward.
+    """
+    parts = zip(*(tensor.split(CHUNK) for tensor in tensors), strict=True)
+    return torch.stack([checkpoint(summed, *chunks, use_reentrant=False) for chunks in parts]).sum()
+
+
+def _negative_log_likelihood(logits: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(logits.float(), targets, reduction="sum")
