@@ -155,9 +155,10 @@ def renderer(tokenizer: Any, family: Family) -> Renderer:
     return replace(whole, fingerprint=_fingerprint(whole), default_system=_default_system(whole))
 
 
-def prove(r: Renderer) -> None:
+def prove(r: Renderer) -> list[str]:
     """The renderer's promises, on probes. Raises UserError with the family and the promise that does not hold."""
     history = (Message("user", "Hi."), Message("assistant", "Hello!"))
+    held: list[str] = []
     for case in (
         (_PROBE, (), None),
         (_PROBE, (), "Be brief."),
@@ -166,26 +167,30 @@ def prove(r: Renderer) -> None:
     ):
         messages = conversation(*case)
         ids, text = r.prompt(*case), r.template_text(messages)
-        _hold(r, ids == r.tokenizer.encode(text, add_special_tokens=False), "prompt ids are the template's")
+        same = ids == r.tokenizer.encode(text, add_special_tokens=False)
+        held.append(_hold(r, same, "prompt ids are the template's"))
         bos = 1 if r.family.bos else 0
-        _hold(r, bos == 0 or ids.count(token_id(r.tokenizer, str(r.family.bos))) == bos, "there is exactly one BOS")
+        once = bos == 0 or ids.count(token_id(r.tokenizer, str(r.family.bos))) == bos
+        held.append(_hold(r, once, "there is exactly one BOS"))
         answered = [*messages, {"role": "assistant", "content": _PROBE}]
         closed = r.tokenizer.encode(r.template_text(answered, generation=False), add_special_tokens=False)
         row = r.row(case[0], _PROBE, *case[1:])
-        _hold(r, closed[: len(row.ids)] == row.ids, "prompt, answer and end of turn begin the whole conversation")
-        _hold(
-            r, [x for x in row.labels if x != IGNORED].count(r.end_of_turn) == 1, "the end of turn is supervised once"
-        )
+        begins = closed[: len(row.ids)] == row.ids
+        held.append(_hold(r, begins, "prompt, answer and end of turn begin the whole conversation"))
+        ends = [x for x in row.labels if x != IGNORED].count(r.end_of_turn)
+        held.append(_hold(r, ends == 1, "the end of turn is supervised once"))
     hostile = f"a {r.family.end_of_turn} b {r.family.bos or ''} c {''.join(r.family.control)} d"
     clean, dirty = r.prompt("a b c"), r.prompt(hostile)
     controls = set(r.tokenizer.convert_tokens_to_ids(r.control.findall(hostile)))
     for control in controls:
-        _hold(r, clean.count(control) == dirty.count(control), "control strings in content are text")
-    _hold(r, hostile in r.text(dirty), "content survives byte for byte")
+        held.append(_hold(r, clean.count(control) == dirty.count(control), "control strings in content are text"))
+    held.append(_hold(r, hostile in r.text(dirty), "content survives byte for byte"))
     draft = "    return a + b\n"
-    _hold(r, r.text(r.answer(draft)) == draft, "an answer survives byte for byte")
+    held.append(_hold(r, r.text(r.answer(draft)) == draft, "an answer survives byte for byte"))
     own_turn = r.family.end_of_turn in r._structure(conversation("x", (), "Be brief."))[1]
-    _hold(r, own_turn == (r.family.system_role == "turn"), f"a system message goes into the {r.family.system_role}")
+    in_turn = own_turn == (r.family.system_role == "turn")
+    held.append(_hold(r, in_turn, f"a system message goes into the {r.family.system_role}"))
+    return list(dict.fromkeys(held))
 
 
 def conversation(text: str, history: Sequence[Message], system: str | None) -> list[dict[str, str]]:
@@ -225,8 +230,9 @@ def _fingerprint(r: Renderer) -> str:
     return digest([VERSION, r.family.name, probes, r.answer(_PROBE), r.end_of_turn, digest(vocabulary)])
 
 
-def _hold(r: Renderer, holds: bool, promise: str) -> None:
+def _hold(r: Renderer, holds: bool, promise: str) -> str:
     if not holds:
         raise UserError(
             f"family {r.family.name}, {r.tokenizer.name_or_path}: the chat template breaks a promise: {promise}"
         )
+    return promise

@@ -1,19 +1,26 @@
 """What a killed run resumes from, and the log of a run that may have been killed and resumed."""
 
+import errno
 import json
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import PartialState
+from safetensors import SafetensorError
+from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
 from recipes.errors import UserError
 
 WHOLE = "whole"  # a file in each checkpoint that all processes have finished writing
+WRITING = ("PytorchStreamWriter", "iostream error", "os error 28", "os error 27")  # what a failed write is known by
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LOGGED = ("loss", "grad_norm", "learning_rate", "mean_token_accuracy")
 
 
@@ -53,15 +60,48 @@ def last_whole(folder: Path) -> str | None:
     return last
 
 
+def whole_weights(trainer: Any) -> dict[str, Tensor]:
+    """The trained weights by name, whole. Called on every process, of which each has a part under ZeRO-3 and FSDP."""
+    if trainer.is_deepspeed_enabled and trainer.accelerator.deepspeed_plugin.zero_stage == 3:
+        import deepspeed  # slow to import, and needed here alone
+
+        trained = {name: each for name, each in trainer.model.named_parameters() if each.requires_grad}
+        with deepspeed.zero.GatheredParameters(list(trained.values())):
+            return {name: each.detach().cpu().clone() for name, each in trained.items()}
+    weights: dict[str, Tensor] = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+    return weights
+
+
+@contextmanager
+def plain_errors(folder: Path) -> Iterator[None]:
+    """Turn a write that finds no room into a UserError: torch and safetensors raise errors of their own there."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        said = " ".join(str(error).split())
+        full = isinstance(error, OSError) and error.errno in NO_ROOM
+        if not full and not any(word in said for word in WRITING):
+            raise
+        raise UserError(
+            f"{folder}: cannot be written ({said[:200]}); make room there, then the same command resumes"
+        ) from error
+
+
 class Log(TrainerCallback):
     """One line a logging step, on the screen and in a file; a resumed run drops the lines that it will write again."""
 
     def __init__(self, path: Path, steps: int) -> None:
         self.path = path
         self.steps = steps
-        self.began = time.monotonic()
+        self.began, self.first = time.monotonic(), 0
+
+    @property
+    def seconds(self) -> float:
+        """Since this launch began to train, after `first` steps of earlier ones."""
+        return time.monotonic() - self.began
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.began, self.first = time.monotonic(), state.global_step
         if state.is_world_process_zero and self.path.is_file():
             lines = [line for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]
             self.path.write_text("".join(line for line in lines if json.loads(line)["step"] <= state.global_step))
@@ -77,5 +117,4 @@ class Log(TrainerCallback):
             record = {"step": state.global_step, **{name: float(logs[name]) for name in LOGGED if name in logs}}
             with self.path.open("a") as file:
                 file.write(json.dumps(record) + "\n")
-            seconds = time.monotonic() - self.began
-            print(f"step {state.global_step}/{self.steps}  loss {loss:.4f}  {seconds:.0f} s", flush=True)
+            print(f"step {state.global_step}/{self.steps}  loss {loss:.4f}  {self.seconds:.0f} s", flush=True)

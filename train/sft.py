@@ -6,25 +6,36 @@
 Writes <run>/adapter. A killed run resumes from its last checkpoint with the same command.
 """
 
+import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from peft import get_peft_model
-from transformers import PrinterCallback, set_seed
+from transformers import PrinterCallback, TrainerCallback, set_seed
 from trl import SFTConfig
 
 from headstart import launch
 from headstart import model as loading
+from headstart.family import stop_ids
 from headstart.prompt import Renderer, renderer
 from recipes import run_folder
 from recipes.errors import UserError
 from recipes.loader import Invocation, run_script
 from recipes.schema import Recipe
+from train import base
 from train.adapter import adapted_modules, lora_config, prove_adapter, refuse_quantised, write_card
-from train.checkpoints import Checkpoints, Log, last_whole
-from train.rows import Rows, in_order, training_rows, write_dropped
+from train.agreement import agree, read_launch
+from train.checkpoints import Checkpoints, Log, last_whole, plain_errors, whole_weights
+from train.distill import DistillCollator, DistillTrainer
+from train.preflight import show_model, show_training
+from train.reporting import reporting
+from train.rows import Rows, in_order, row_lengths, training_rows, write_dropped
 from train.trainer import LabelledTrainer
+from train.watch import Watcher
+from train.watching import Watch
 
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
@@ -35,33 +46,43 @@ def main(argv: list[str] | None = None) -> int:
 
 def train(invocation: Invocation) -> None:
     recipe = invocation.recipe
+    state = launch.processes(recipe.model)
+    accumulation = accumulate(recipe, state.num_processes)
+    launched = read_launch(os.environ, state.num_processes)
+    agreed = agree(recipe, launched, accumulation, os.environ)
+    base.check(recipe)
+    if invocation.dry_run and not state.is_main_process:
+        return  # one process draws
+    refuse_quantised(recipe.model)
+    rendering = renderer(loading.load_tokenizer(recipe.model), loading.family(recipe.model))
+    if invocation.dry_run:
+        show_model(recipe, rendering, launched, agreed, state.num_processes)
     data = invocation.run_dir / "data"
     record = run_folder.need(data, f"python data_builders/build.py {invocation.named}")
     made_with = {"data": recipe.data.deciding(), "system_message": recipe.prompt.system_message}
     run_folder.agree(data, record, {**made_with, "seed": recipe.run.seed})
-    state = launch.processes(recipe.model)
-    accumulation = accumulate(recipe, state.num_processes)
-    refuse_quantised(recipe.model)
-    rendering = renderer(loading.load_tokenizer(recipe.model), loading.family(recipe.model))
     settings = {
-        "train": recipe.train.model_dump(),
+        "train": recipe.train.model_dump(exclude={"tokens_per_second"}),
         "model": {**recipe.model.model_dump(), "weights": loading.weights_hash(recipe.model)},
         "seed": recipe.run.seed,
         "data": record["content"],
         "system_message": recipe.prompt.system_message,
         "renderer": rendering.fingerprint,
     }
+    folder = invocation.run_dir / "adapter"
     if invocation.dry_run:
-        rows = training_rows(data, rendering, recipe.train.max_length)
-        folder = invocation.run_dir / "adapter"
+        rows = training_rows(data, rendering, recipe.train, recipe.run.seed)
+        ordered = in_order(rows.dataset, recipe.train, recipe.run.seed)
+        show_training(recipe, rendering, rows, ordered, launched, state.num_processes)
         run_folder.say_plan(folder, settings, plan(recipe, rows, accumulation, state.num_processes))
         return
-    with launch.shared_step(state, invocation, invocation.run_dir / "adapter", settings) as step:
+    with plain_errors(folder), launch.shared_step(state, invocation, folder, settings) as step:
         if step is not None:
-            rows = training_rows(data, rendering, recipe.train.max_length)
+            rows = training_rows(data, rendering, recipe.train, recipe.run.seed)
             if state.is_main_process:
                 print(plan(recipe, rows, accumulation, state.num_processes))
-            fit(recipe, rows, rendering, accumulation, step)
+            with reporting(invocation, state.is_main_process) as reports:
+                fit(rows, rendering, accumulation, step, reports)
 
 
 def accumulate(recipe: Recipe, world: int) -> int:
@@ -87,32 +108,74 @@ def plan(recipe: Recipe, rows: Rows, accumulation: int, world: int) -> str:
     )
 
 
-def fit(recipe: Recipe, rows: Rows, rendering: Renderer, accumulation: int, step: run_folder.Step) -> None:
+def fit(
+    rows: Rows, rendering: Renderer, accumulation: int, step: run_folder.Step, reports: Sequence[TrainerCallback]
+) -> None:
     """Train, save, prove, and give the folder its name."""
+    recipe = step.invocation.recipe
     family = loading.family(recipe.model)
-    base = loading.load_model(recipe.model)
-    modules = adapted_modules(base, family)
+    frozen = base.load_base(recipe)
+    modules = adapted_modules(frozen, family)
+    stops = stop_ids(family, rendering.tokenizer, frozen)
     set_seed(recipe.run.seed)
     checkpoints = step.partial / ".checkpoints"
-    trainer = LabelledTrainer(
-        model=get_peft_model(base, lora_config(recipe.train, family)),
+    log = Log(step.partial / "log.jsonl", recipe.train.steps)
+    watching = watch(recipe, rendering, stops, step)
+    ordered = in_order(rows.dataset, recipe.train, recipe.run.seed)
+    trainer = make_trainer(
+        recipe,
+        model=get_peft_model(frozen, lora_config(recipe.train, family)),
         args=arguments(recipe, checkpoints, accumulation),
-        train_dataset=in_order(rows.dataset, recipe.train.steps, recipe.train.effective_batch, recipe.run.seed),
+        train_dataset=ordered,
         processing_class=rendering.tokenizer,
-        callbacks=[Checkpoints(), Log(step.partial / "log.jsonl", recipe.train.steps)],
+        callbacks=[*reports, *watching, Checkpoints(), log],
     )
     trainer.remove_callback(PrinterCallback)
+    for callback in watching:
+        callback.trainer = trainer
     trainer.train(resume_from_checkpoint=last_whole(checkpoints))
-    weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)  # on every process: ZeRO-3 gathers here
+    seconds, fed = log.seconds, sum(row_lengths(ordered)[log.first * recipe.train.effective_batch :])
+    weights = whole_weights(trainer)
     if trainer.accelerator.is_main_process:
+        print(f"trained in {seconds:.1f} s: {fed / seconds:.0f} tokens a second, padding not counted")
         adapter = trainer.accelerator.unwrap_model(trainer.model)
         adapter.save_pretrained(step.partial, state_dict=weights, save_embedding_layers=False)
-        write_card(step.partial, rendering, recipe.model, modules)
+        kept = recipe.train.steps
+        for callback in watching:
+            kept = callback.keep(step.partial)
+            print(f"watching took {callback.seconds:.0f} s, {callback.seconds / seconds:.1%} of the run")
+        write_card(step.partial, rendering, recipe.model, modules, kept, recipe.train.base_4bit)
         write_dropped(rows, step.partial / "dropped")
         prove_adapter(step.partial, modules)
         run_folder.finish(step)
-        shutil.rmtree(step.folder / ".checkpoints", ignore_errors=True)
+        for left in (".checkpoints", ".best"):
+            shutil.rmtree(step.folder / left, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
+
+
+def make_trainer(recipe: Recipe, **common: Any) -> LabelledTrainer:
+    """The trainer of the recipe's objective."""
+    if recipe.train.objective == "sft":
+        return LabelledTrainer(**common)
+    collator = DistillCollator(common["processing_class"].pad_token_id or 0)
+    settings = {"retain": recipe.train.retain, "temperature": recipe.train.teacher_temperature}
+    return DistillTrainer(data_collator=collator, **settings, **common)
+
+
+def watch(recipe: Recipe, rendering: Renderer, stops: frozenset[int], step: run_folder.Step) -> list[Watch]:
+    """The callback that watches, where the recipe wants one and the launch allows it.
+
+    Raises UserError under ZeRO-3 where the adapter that is kept depends on it.
+    """
+    if not recipe.train.watch_every:
+        return []
+    if base.zero_stage() == 3:  # each of its passes would gather all weights, token by token
+        if recipe.train.keep == "best":
+            raise UserError("train.keep=best: nothing is watched under ZeRO-3; launch under zero2.yaml or keep=last")
+        print("train.watch_every: nothing is watched under ZeRO-3; launch under zero2.yaml to watch")
+        return []
+    heldout = step.invocation.run_dir / "data" / "heldout.jsonl"
+    return [Watch(Watcher(recipe, rendering, stops, heldout), recipe.train, step.partial)]
 
 
 def arguments(recipe: Recipe, checkpoints: Path, accumulation: int) -> SFTConfig:
@@ -136,6 +199,7 @@ def arguments(recipe: Recipe, checkpoints: Path, accumulation: int) -> SFTConfig
         save_total_limit=2,
         seed=recipe.run.seed,
         train_sampling_strategy="sequential",  # `in_order` has shuffled
+        remove_unused_columns=False,
         max_length=None,
         packing=False,
         bf16=False,
