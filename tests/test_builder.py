@@ -29,6 +29,7 @@ from headstart.family import FAMILIES
 from headstart.prompt import renderer
 from headstart.request import Message, Request
 from recipes.loader import parse
+from recipes.schema import Train
 from train.rows import render, training_rows
 
 SELF = ("data.answers=self", "data.limit=11", "data.batch_size=4", "data.max_new_tokens=10", "data.cuts=2")
@@ -292,7 +293,7 @@ def test_training_prompts_are_the_evaluators_prompts(built, model, tmp_path):
         assert trained.labels[: len(prompt)] == [-100] * len(prompt)
         supervised = trained.labels[len(prompt) :]
         assert supervised == [*arm.renderer.answer(row["completion"][0]["content"]), arm.renderer.end_of_turn]
-    assert len(training_rows(built, arm.renderer, 2048).dataset) == len(found)
+    assert len(training_rows(built, arm.renderer, Train(), 0).dataset) == len(found)
     text = found[0]["prompt"][-1]["content"]
     plain = arm.renderer.prompt(text)
     for system in (None, "Be brief."):  # without a system message the template's default one stands in all paths

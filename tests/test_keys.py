@@ -1,5 +1,6 @@
 """Every key that a recipe may set has an effect: one check for each."""
 
+import importlib
 import json
 from functools import cache
 from pathlib import Path
@@ -31,11 +32,13 @@ from headstart.request import Request
 from recipes import run_folder
 from recipes.errors import UserError
 from recipes.loader import parse
-from recipes.schema import Eval, Model, Recipe
-from train import sft
+from recipes.schema import Eval, Model, Recipe, Train
+from train import base, sft
 from train.adapter import lora_config
 from train.merging import load_adapted, merge_and_prove
+from train.reporting import reporting
 from train.rows import in_order, training_rows
+from train.watch import Watcher
 
 REQUESTS = [Request(f"r/{n}", "made", (f"Write task{n}.", " It takes a list.", " Thanks.")) for n in range(5)]
 
@@ -113,8 +116,17 @@ def run_dir(here):
 def run_seed(here):
     assert here.pairs().rows != here.pairs("run.seed=5").rows
     assert sft.arguments(recipe("run.seed=5", "model.device=cpu"), here.folder, 1).seed == 5
-    rows = training_rows(here.pairs().data, rendering(), 2048).dataset
-    assert list(in_order(rows, 2, 4, 0)["labels"]) != list(in_order(rows, 2, 4, 5)["labels"])
+    rows = training_rows(here.pairs().data, rendering(), Train(), 0).dataset
+    orders = [list(in_order(rows, Train(steps=2, effective_batch=4), seed)["labels"]) for seed in (0, 5)]
+    assert orders[0] != orders[1]
+
+
+def run_report_to(here):
+    given = here.resolve("run.report_to=tensorboard", run="reported")
+    for main_process in (False, True):
+        with reporting(given, main_process) as reports:
+            assert len(reports) == main_process
+    assert list((given.run_dir / "tensorboard").iterdir())
 
 
 def model_name(here):
@@ -388,10 +400,74 @@ def train_micro_batch(here):
 
 def train_max_length(here):
     data = here.pairs().data
-    whole = training_rows(data, rendering(), 2048)
+    whole = training_rows(data, rendering(), Train(), 0)
     lengths = sorted(len(row["input_ids"]) for row in whole.dataset)
-    fewer = training_rows(data, rendering(), lengths[5])
+    fewer = training_rows(data, rendering(), Train(max_length=lengths[5]), 0)
     assert (len(whole.dataset), len(fewer.dataset)) == (12, sum(length <= lengths[5] for length in lengths))
+
+
+def train_objective(here):
+    kinds = ("sft", "self_distill")
+    columns = [training_rows(here.pairs().data, rendering(), Train(objective=x), 0).dataset.column_names for x in kinds]
+    assert ["teacher_ids" in names for names in columns] == [False, True]
+
+
+def retained(here, **settings):
+    given = Train(objective="self_distill", **settings)
+    return sum(bool(ids) for ids in training_rows(here.pairs().data, rendering(), given, 0).dataset["retained_ids"])
+
+
+def train_retain(here):
+    assert retained(here) == 0
+    assert retained(here, retain=0.5, retain_share=1.0) == 12
+
+
+def train_retain_share(here):
+    assert 0 < retained(here, retain=1.0, retain_share=0.5) < 12
+
+
+def elsewhere(module, test):
+    """A key whose effect on a whole run is asserted by a test of its own."""
+
+    def check(here):
+        assert callable(getattr(importlib.import_module(module), test))
+
+    return check
+
+
+def train_length_window(here):
+    rows = training_rows(here.pairs().data, rendering(), Train(), 0).dataset
+    orders = [in_order(rows, Train(steps=3, effective_batch=4, length_window=n), 0)["labels"] for n in (1, 3)]
+    assert list(orders[0]) != list(orders[1])
+
+
+def train_attention(here):
+    assert base.attention(recipe("model.device=cpu"))[0] == "sdpa"
+    with pytest.raises(UserError, match="FlashAttention needs a GPU"):
+        base.attention(recipe("model.device=cpu", "train.attention=flash_attention_2"))
+
+
+def train_liger(here):
+    with pytest.raises(UserError, match=r"train\.liger=true: its kernels need a GPU"):
+        base.check(recipe("model.device=cpu", "train.liger=true"))
+
+
+def watcher(here, *overrides):
+    given = recipe("model.device=cpu", "train.watch_every=1", *overrides)
+    return Watcher(given, rendering(), frozenset({2}), here.pairs("data.heldout=5").data / "heldout.jsonl")
+
+
+def train_watch_requests(here):
+    assert [sum(map(len, watcher(here, f"train.watch_requests={n}").groups)) for n in (2, 4)] == [2, 4]
+
+
+def train_watch_max_new_tokens(here):
+    assert watcher(here, "train.watch_max_new_tokens=7").limit == 7
+
+
+def train_watch_every(here):
+    step = SimpleNamespace(invocation=here.resolve(), partial=here.folder)
+    assert sft.watch(recipe(), rendering(), frozenset(), step) == []
 
 
 def merged(here, name, *overrides):
@@ -686,11 +762,13 @@ def report_wandb(here, monkeypatch):
 CHECKS = {
     "run.dir": run_dir,
     "run.seed": run_seed,
+    "run.report_to": run_report_to,
     "model.name": model_name,
     "model.revision": model_revision,
     "model.family": model_family,
     "model.dtype": model_dtype,
     "model.device": model_device,
+    "model.tiny": elsewhere("test_tiny", "test_a_tiny_model_answers_and_ends_by_itself"),
     "prompt.system_message": prompt_system_message,
     "data.corpora": data_corpora,
     "data.paths": data_paths,
@@ -715,6 +793,10 @@ CHECKS = {
     "data.server_model": data_server_model,
     "data.in_flight": data_in_flight,
     "data.workers": data_workers,
+    "train.objective": train_objective,
+    "train.retain": train_retain,
+    "train.retain_share": train_retain_share,
+    "train.teacher_temperature": elsewhere("test_distill", "test_other_objectives_come_to_other_updates"),
     "train.rank": lora("rank", 3, "r"),
     "train.alpha": lora("alpha", 5, "lora_alpha"),
     "train.dropout": lora("dropout", 0.25, "lora_dropout"),
@@ -725,11 +807,23 @@ CHECKS = {
     "train.max_grad_norm": trainer("max_grad_norm", 0.625),
     "train.effective_batch": train_effective_batch,
     "train.micro_batch": train_micro_batch,
+    "train.length_window": train_length_window,
     "train.max_length": train_max_length,
     "train.steps": trainer("steps", 13),
+    "train.attention": train_attention,
     "train.gradient_checkpointing": trainer("gradient_checkpointing", "true", True),
+    "train.liger": train_liger,
+    "train.base_4bit": elsewhere("test_base", "test_a_4_bit_base_is_trained_on_and_merged_into_the_full_one"),
     "train.save_every": trainer("save_every", 19),
     "train.log_every": trainer("log_every", 23),
+    "train.watch_every": train_watch_every,
+    "train.watch_requests": train_watch_requests,
+    "train.watch_max_new_tokens": train_watch_max_new_tokens,
+    "train.keep": elsewhere("test_watch", "test_the_best_adapter_is_that_of_its_step"),
+    "train.max_drift": elsewhere("test_watch", "test_the_best_is_the_fastest_whose_drift_is_within_bounds"),
+    "train.tokens_per_second": elsewhere(
+        "test_preflight", "test_a_dry_run_shows_what_training_will_meet_and_writes_nothing"
+    ),
     "merge.dtype": merge_dtype,
     "merge.max_new_tokens": merge_max_new_tokens,
     "eval.arm": eval_arm,

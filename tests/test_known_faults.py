@@ -101,7 +101,7 @@ from headstart.family import FAMILIES, check_model
 from headstart.prompt import renderer
 from recipes import run_folder
 from recipes.errors import UserError
-from recipes.schema import Report
+from recipes.schema import Report, Train
 from train.rows import training_rows
 
 ROOT = Path(run.__file__).parents[1]
@@ -724,7 +724,7 @@ def test_control_strings_in_a_corpus_are_text_in_every_training_row(talking, tmp
     settings = (f"data.corpora=[{path}]", "data.answers=corpus", "data.heldout=0", "data.whole=true")
     assert build.main(arguments(talking, tmp_path / "run", *settings)) == 0
     r = renderer(real_tokenizer("smollm2"), FAMILIES["smollm2"])
-    found = training_rows(tmp_path / "run" / "data", r, 2048).dataset
+    found = training_rows(tmp_path / "run" / "data", r, Train(), 0).dataset
     assert len(found) == 9
     manifest = json.loads((tmp_path / "run" / "data" / "manifest.json").read_text())
     assert manifest["counts"]["pairs that hold a control string"] == 9  # for trainers that use the template

@@ -1,5 +1,6 @@
 """Training: rows, where the adapter sits, and whole runs of train/sft.py on tiny models."""
 
+import itertools
 import json
 import re
 import shutil
@@ -25,7 +26,7 @@ from recipes.schema import Train
 from train import sft
 from train.adapter import adapted_modules, lora_config, prove_adapter, refuse_quantised
 from train.checkpoints import WHOLE, Checkpoints
-from train.rows import in_order, training_rows, write_dropped
+from train.rows import in_order, padding_share, training_rows, write_dropped
 from train.trainer import LabelledTrainer
 
 PARITY = {"steps": 6, "dropout": 0.0}
@@ -57,10 +58,10 @@ def data(tmp_path):
 
 
 def test_a_pair_longer_than_max_length_is_dropped_and_counted_and_no_label_is_lost(data, smollm2, tmp_path):
-    whole = training_rows(data, smollm2, 2048)
+    whole = training_rows(data, smollm2, Train(), 0)
     assert whole.too_long == []
     lengths = [len(ids) for ids in whole.dataset["input_ids"]]
-    found = training_rows(data, smollm2, max(lengths[:-1]))  # a row of just that length fits
+    found = training_rows(data, smollm2, Train(max_length=max(lengths[:-1])), 0)  # a row of just that length fits
     assert found.too_long == [{"id": rows(10)[9]["id"], "tokens": lengths[-1]}]
     assert found.dataset[:] == whole.dataset.select(range(9))[:]
     for pair, row in zip(rows(9), found.dataset, strict=True):
@@ -75,15 +76,15 @@ def test_a_pair_longer_than_max_length_is_dropped_and_counted_and_no_label_is_lo
 
 def test_no_pair_that_fits_is_an_error(data, smollm2):
     with pytest.raises(UserError, match=r"none of 10 pairs fits train\.max_length=20 tokens"):
-        training_rows(data, smollm2, 20)
+        training_rows(data, smollm2, Train(max_length=20), 0)
 
 
 def test_no_pairs_is_an_error(tmp_path, smollm2):
     with pytest.raises(UserError, match="holds no pairs"):
-        training_rows(tmp_path, smollm2, 20)
+        training_rows(tmp_path, smollm2, Train(max_length=20), 0)
     write_pairs([], tmp_path)
     with pytest.raises(UserError, match="none of 0 pairs fits"):
-        training_rows(tmp_path, smollm2, 20)
+        training_rows(tmp_path, smollm2, Train(max_length=20), 0)
 
 
 def test_a_pair_without_an_answer_is_named(tmp_path, smollm2):
@@ -91,19 +92,57 @@ def test_a_pair_without_an_answer_is_named(tmp_path, smollm2):
     pairs[1]["completion"][0]["content"] = " \n"
     write_pairs(pairs, tmp_path)
     with pytest.raises(UserError, match=re.escape(f"pair {pairs[1]['id']}: ")):
-        training_rows(tmp_path, smollm2, 2048)
+        training_rows(tmp_path, smollm2, Train(), 0)
+
+
+def order(**settings):
+    """Settings that decide the order of rows."""
+    return Train(**{"steps": 6, "effective_batch": 4, **settings})
+
+
+def laid(dataset, settings, seed=1):
+    """The rows in the order of training, as tuples of ids."""
+    return [tuple(row) for row in in_order(dataset, settings, seed)["input_ids"]]
 
 
 def test_the_order_of_rows_is_whole_epochs_shuffled_anew(data, smollm2):
-    dataset = training_rows(data, smollm2, 2048).dataset
+    dataset = training_rows(data, smollm2, Train(), 0).dataset
     ids = [tuple(row) for row in dataset["input_ids"]]
-    read = [tuple(row) for row in in_order(dataset, 6, 4, seed=1)["input_ids"]]
+    read = laid(dataset, order(effective_batch=1, steps=24))
     assert len(read) == 24
     assert sorted(read[:10]) == sorted(read[10:20]) == sorted(ids)
     assert read[:10] != read[10:20]
-    assert read == [tuple(row) for row in in_order(dataset, 6, 4, seed=1)["input_ids"]]
-    assert read[:16] == [tuple(row) for row in in_order(dataset, 4, 4, seed=1)["input_ids"]]
-    assert read != [tuple(row) for row in in_order(dataset, 6, 4, seed=2)["input_ids"]]
+    assert read == laid(dataset, order(effective_batch=1, steps=24))
+    assert read[:16] == laid(dataset, order(effective_batch=1, steps=16))
+    assert read != laid(dataset, order(effective_batch=1, steps=24), seed=2)
+
+
+def test_without_a_window_a_step_has_the_rows_of_plain_shuffling_longest_first(data, smollm2):
+    dataset = training_rows(data, smollm2, Train(), 0).dataset
+    plain, stepped = laid(dataset, order(effective_batch=1, steps=24)), laid(dataset, order())
+    for begin in range(0, 24, 4):
+        step = stepped[begin : begin + 4]
+        assert sorted(step) == sorted(plain[begin : begin + 4])
+        assert [len(row) for row in step] == sorted(map(len, step), reverse=True)
+
+
+def test_a_window_sorts_its_steps_by_length_and_shuffles_them(data, smollm2):
+    dataset = training_rows(data, smollm2, Train(), 0).dataset
+    plain, windowed = laid(dataset, order()), laid(dataset, order(length_window=3))
+    lengths = [[len(row) for row in windowed[i : i + 4]] for i in range(0, 24, 4)]
+    for begin in (0, 12):
+        assert sorted(windowed[begin : begin + 12]) == sorted(plain[begin : begin + 12])
+        spans = sorted((min(step), max(step)) for step in lengths[begin // 4 : begin // 4 + 3])
+        assert all(low[1] <= high[0] for low, high in itertools.pairwise(spans))
+    padded = [padding_share([len(row) for row in rows], 4) for rows in (plain, windowed)]
+    assert padded[1] < padded[0]
+    assert any(step[0] < following[0] for step, following in itertools.pairwise(lengths))  # not simply sorted
+
+
+def test_the_padding_share_is_what_the_collator_pads():
+    assert padding_share([5, 3, 2, 2], 2) == pytest.approx(2 / 14)
+    assert padding_share([5, 3, 2], 2) == pytest.approx(2 / 12)
+    assert padding_share([5, 3, 2, 2], 1) == 0
 
 
 # where the adapter sits

@@ -99,6 +99,14 @@ def write_pairs(pairs, folder):
         shard.add(list(pairs))
 
 
+def heldout(count=5):
+    """Requests that are never trained on, as data_builders writes them."""
+    return [
+        {"id": f"held/{n}", "sentences": [task, " Be quick."], "reference": None}
+        for n, task in enumerate(TASKS[:count])
+    ]
+
+
 def write_recipe(folder, base, family, pairs=None, **train):
     """A recipe file with its run's data in place; returns the file's path."""
     settings = {"steps": 3, "effective_batch": 8, "micro_batch": 8, "learning_rate": 1e-3, "warmup_steps": 0}
@@ -121,6 +129,8 @@ def write_recipe(folder, base, family, pairs=None, **train):
     with run_folder.step(invocation, invocation.run_dir / "data", made_by) as step:
         if step is not None:
             write_pairs(rows() if pairs is None else pairs, step.partial)
+            lines = "".join(json.dumps(row) + "\n" for row in heldout())
+            (step.partial / "heldout.jsonl").write_text(lines)
             run_folder.finish(step)
     return path
 
@@ -173,3 +183,8 @@ def distance(one, other):
 def card(folder: Path):
     """What sft.py writes beside the adapter."""
     return json.loads((folder / "headstart.json").read_text())
+
+
+def losses(folder: Path):
+    """The loss of each step of a run that logs every one."""
+    return [json.loads(line)["loss"] for line in (folder / "log.jsonl").read_text().splitlines()]
