@@ -18,7 +18,6 @@ A row is looked at as a whole: every turn of it, and the answer. Long texts are 
 import ast
 import builtins
 import re
-import warnings
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -32,7 +31,7 @@ from numpy.typing import NDArray
 
 from data_builders.words import words
 from eval.benchmarks import mbpp
-from eval.extract import split_blocks
+from eval.extract import parsed, split_blocks
 from headstart.request import Request
 
 VERSION = "1"
@@ -338,7 +337,7 @@ def _stream(text: str) -> tuple[str, ...]:
 
 def _asserted(tests: str) -> Iterator[tuple[str, ...]]:
     """Arguments and result of each assertion `f(...) == result` in code, as a stream of tokens."""
-    tree = _parse(tests)
+    tree = parsed(tests)
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.Assert):
             test = node.test
@@ -373,18 +372,9 @@ def _code(text: str) -> str:
     return "\n\n".join(block.text for block in split_blocks(text)[0])
 
 
-def _parse(code: str) -> ast.Module | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return ast.parse(code)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
-
-
 def _functions(code: str) -> Iterator[Function]:
     """Each function in code, methods and inner ones too, but those that every class has."""
-    tree = _parse(code)
+    tree = parsed(code)
     if tree is None:
         tree = _parse_defs(code)
     try:
@@ -419,7 +409,7 @@ _DEFINITION = re.compile(r"^def .*(?:\n(?:[ \t].*|[ \t]*))*", re.MULTILINE)
 
 def _parse_defs(code: str) -> ast.Module | None:
     """What can be read where the whole cannot: each top-level function by itself."""
-    trees = [tree for part in _DEFINITION.findall(code) if (tree := _parse(part)) is not None]
+    trees = [tree for part in _DEFINITION.findall(code) if (tree := parsed(part)) is not None]
     return ast.Module([statement for tree in trees for statement in tree.body], []) if trees else None
 
 
@@ -494,7 +484,7 @@ def _hash(text: str) -> str:
 
 def _own_names(code: str) -> Iterator[str]:
     """The names that code binds: functions, arguments, variables."""
-    tree = _parse(code)
+    tree = parsed(code)
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name

@@ -146,6 +146,16 @@ def _outdent(line: str, width: int) -> str:
 # --- code ---
 
 
+def parsed(code: str) -> ast.Module | None:
+    """The tree of a Python text, without its warnings; None where it is no Python."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return ast.parse(code)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
+
+
 def _parse(text: str) -> ast.Module | int:
     """The tree, or the number of the line (from 1) at which parsing failed: 1 for a tree that is too deep to walk."""
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""What training costs beside stock TRL: throughput and peak memory, and what self_distill costs. Run by `make bench`.
+"""What training costs beside stock TRL, in speed and memory; what self_distill and watching cost. Run by `make bench`.
 
 SmolLM2-135M, the same pairs, LoRA, batch and steps, on one machine in turn, each in a process of its own: `trl sft`
 with its defaults (which recompute activations), `trl sft` with our dtype and without checkpointing, and train/sft.py
@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import psutil
@@ -35,19 +35,22 @@ STOCK: dict[str, tuple[str, ...]] = {
 }
 BESIDE = {"its defaults": ("sft, checkpointing", 1.5, 0.6), "our dtype, no checkpointing": ("sft", 1.25, 0.8)}
 DISTILL, RETAIN_SHARE = 1.8, 0.25
+WATCHED, WATCH_STEPS, WATCH_EVERY = 0.05, 1000, 100  # the most that looks may take of a recipe of so many steps
 OURS: dict[str, tuple[str, ...]] = {
     "sft": (),
     "sft, checkpointing": ("train.gradient_checkpointing=true",),
+    "sft, watched": (f"train.watch_every={STEPS}",),
     "self_distill": ("train.objective=self_distill", "train.retain=1.0", f"train.retain_share={RETAIN_SHARE}"),
 }
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of the trainer's loop and peak resident set in MiB; the best of the rounds."""
+    """Seconds of the trainer's loop, of each look at the held-out requests, and peak resident set in MiB."""
 
     seconds: float
     memory: float
+    look: float = 0.0
 
 
 def main() -> None:
@@ -72,7 +75,7 @@ def build(folder: Path) -> Path:
     path.write_text(
         "base: smollm2\n"
         f"run: {{dir: {folder / 'run'}}}\n"
-        f"data: {{pairs: {PAIRS}, benchmarks: []}}\n"
+        f"data: {{pairs: {PAIRS}, heldout: 24, benchmarks: []}}\n"
         f"train: {{steps: {STEPS}, effective_batch: {BATCH}, micro_batch: {BATCH}, length_window: {STEPS}, "
         f"save_every: {STEPS + 1}, log_every: {STEPS}}}\n"
     )
@@ -118,7 +121,8 @@ def headstart(folder: Path, recipe: Path, name: str, number: int) -> Cost:
     command = [BIN / "python", ROOT / "train" / "sft.py", f"recipe={recipe}", f"run.dir={place}", *OURS[name]]
     memory = run(command, folder / f"{place.name}.log")
     text = (folder / f"{place.name}.log").read_text()
-    return Cost(float(text.rpartition("trained in ")[2].split(" ")[0]), memory)
+    looks = [float(line.split()[-2]) for line in text.splitlines() if line.startswith("watch at step")]
+    return Cost(float(text.rpartition("trained in ")[2].split(" ")[0]), memory, min(looks, default=0.0))
 
 
 def run(command: list[object], log: Path) -> float:
@@ -152,7 +156,7 @@ def run(command: list[object], log: Path) -> float:
 
 def best(costs: list[Cost]) -> Cost:
     """The least of the rounds: whatever else ran on the machine only ever added."""
-    return Cost(min(cost.seconds for cost in costs), min(cost.memory for cost in costs))
+    return Cost(*(min(column) for column in zip(*map(astuple, costs), strict=True)))
 
 
 def report(found: dict[str, Cost], supervised: int) -> list[str]:
@@ -172,6 +176,14 @@ def report(found: dict[str, Cost], supervised: int) -> list[str]:
     print(f"self_distill with retention on {RETAIN_SHARE:.0%} of the rows: {costs:.2f}x a step of sft")
     if costs > DISTILL:
         faults.append(f"self_distill costs {costs:.2f}x sft a step, more than {DISTILL}x")
+    looks, step = 1 + WATCH_STEPS // WATCH_EVERY, found["sft"].seconds / STEPS
+    took = looks * found["sft, watched"].look
+    share = took / (took + WATCH_STEPS * step)
+    print(
+        f"a look takes {took / looks:.0f} s, a step {step:.1f} s: {looks} looks in {WATCH_STEPS} steps are {share:.1%}"
+    )
+    if share > WATCHED:
+        faults.append(f"watching takes {share:.1%} of the time, more than {WATCHED:.0%}")
     return faults
 
 

@@ -24,7 +24,6 @@ import ast
 import builtins
 import re
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.machinery import PathFinder
@@ -34,7 +33,7 @@ from pydantic import Field
 from eval.benchmarks import rows, scoring
 from eval.benchmarks.protocol import Known, Metric, Score
 from eval.benchmarks.scoring import Program
-from eval.extract import split_blocks
+from eval.extract import parsed, split_blocks
 from eval.interpreter import interpreter
 from eval.sandbox import Limits
 from headstart.request import Request
@@ -104,7 +103,7 @@ def _fenced(code: str) -> str:
 def _third_party(code: str) -> set[str]:
     """The top names of all imported modules that Python does not bring along."""
     found = set[str]()
-    for node in ast.walk(_parse(code) or ast.Module([], [])):
+    for node in ast.walk(parsed(code) or ast.Module([], [])):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -153,7 +152,7 @@ def _extract(answer: str, tests: str) -> str | None:
 
 
 def _is_program(text: str) -> bool:
-    tree = _parse(text)
+    tree = parsed(text)
     if tree is None or not _bound(text):
         return False
     lines = text.split("\n")
@@ -163,7 +162,7 @@ def _is_program(text: str) -> bool:
 def _bound(code: str) -> set[str]:
     """All names that `code` gives a meaning, at whatever depth; none where it does not parse."""
     found = set[str]()
-    for node in ast.walk(_parse(code) or ast.Module([], [])):
+    for node in ast.walk(parsed(code) or ast.Module([], [])):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             found.add(node.name)
         elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -178,14 +177,5 @@ def _bound(code: str) -> set[str]:
 
 
 def _used(code: str) -> set[str]:
-    nodes = ast.walk(_parse(code) or ast.Module([], []))
+    nodes = ast.walk(parsed(code) or ast.Module([], []))
     return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-
-
-def _parse(code: str) -> ast.Module | None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return ast.parse(code)
-        except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return None
