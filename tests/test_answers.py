@@ -702,13 +702,15 @@ def test_leaving_early_ends_the_requests_in_flight(stand_in, cache):
     assert len(made.bodies) < 6
 
 
-def test_an_interrupt_ends_the_run_at_once_and_keeps_what_came(stand_in, cache):
+def test_an_interrupt_ends_the_run_at_once_and_keeps_what_came(stand_in, cache, request):
     def interrupt(completion, body):
         if len(made.bodies) == 10:
             os.kill(os.getpid(), signal.SIGINT)
         return completion
 
     made = stand_in(wait=0.02, twist=interrupt)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, handler))
     with pytest.raises(KeyboardInterrupt):
         list(answers(questions(500), backend(made, in_flight=2), cache))
     assert 5 < len(cache) < 50
