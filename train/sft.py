@@ -128,7 +128,7 @@ def fit(
         args=arguments(recipe, checkpoints, accumulation),
         train_dataset=ordered,
         processing_class=rendering.tokenizer,
-        callbacks=[*reports, *watching, Checkpoints(), log],
+        callbacks=[log, *reports, *watching, Checkpoints()],
     )
     trainer.remove_callback(PrinterCallback)
     for callback in watching:
@@ -137,7 +137,8 @@ def fit(
     seconds, fed = log.seconds, sum(row_lengths(ordered)[log.first * recipe.train.effective_batch :])
     weights = whole_weights(trainer)
     if trainer.accelerator.is_main_process:
-        print(f"trained in {seconds:.1f} s: {fed / seconds:.0f} tokens a second, padding not counted")
+        trained = seconds - sum(callback.seconds for callback in watching)
+        print(f"trained in {trained:.1f} s: {fed / trained:.0f} tokens a second, padding not counted")
         adapter = trainer.accelerator.unwrap_model(trainer.model)
         adapter.save_pretrained(step.partial, state_dict=weights, save_embedding_layers=False)
         kept = recipe.train.steps

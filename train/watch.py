@@ -1,9 +1,10 @@
 """What training is for, while it goes on: how much of a draft survives, on held-out requests, and what that costs.
 
 At step 0 and every `train.watch_every` steps the adapter as it stands drafts from each request without its last
-sentence and streams on to the whole one, as `eval/run.py eval.arm=adapter` would: greedy, the draft verified in one
-pass. Base is not decoded: under `greedy` its answer is the streamed one, in float32 token for token, and its passes are
-that answer's tokens. Drift is how far the adapted model, with the message, is from the plain base on whole requests.
+sentence and answers the whole one, as `eval/run.py eval.arm=adapter` would. Under `greedy` base and streamed answer are
+one and the same, in float32 token for token, and what is kept of a draft is what it has in common with that answer: so
+each is decoded once, from the answers of the look before, and the passes follow from their lengths. Drift is how far
+the adapted model, with the message, is from the plain base on whole requests.
 """
 
 import json
@@ -19,7 +20,8 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from headstart.batch import Advance, BatchDecoder
+from headstart.autoregressive import common_prefix
+from headstart.batch import BatchDecoder
 from headstart.decoder import Answer
 from headstart.prompt import Renderer
 from headstart.request import Message, Request
@@ -78,6 +80,7 @@ class Watcher:
         self.groups = groups[state.process_index :: state.num_processes]
         self.batch_size = size
         self.answers: dict[str, Answer] = {}  # the plain base's, by request
+        self.seen: dict[tuple[str, int], Answer] = {}  # of the last look, by request and sentences left out
 
     def look(self, adapted: Any, step: int) -> Watched:
         """Watch the PeftModel as it stands; every process has to call this. Leaves its mode and random states alone."""
@@ -92,20 +95,35 @@ class Watcher:
             with adapted.disable_adapter():
                 plain = decoder.advance([self.renderer.prompt(r.text, r.history) for r in fresh])
             self.answers |= {r.id: found.answer for r, found in zip(fresh, plain, strict=True)}
-        drafts = [found.answer for found in decoder.advance([self._prompt(r, len(r.sentences) - 1) for r in requests])]
-        streams = decoder.advance([self._prompt(r, len(r.sentences)) for r in requests], drafts)
+        drafts = self._answers(decoder, requests, 1, [[self.seen.get((r.id, 1), Answer())] for r in requests])
+        known = [[self.seen.get((r.id, 0), draft), draft] for r, draft in zip(requests, drafts, strict=True)]
+        streams = self._answers(decoder, requests, 0, known)
         parts = [requests[i : i + TOGETHER] for i in range(0, len(requests), TOGETHER)]
         divergences = [divergence for part in parts for divergence in self._drift(adapted, part)]
         lengths = [len(self.answers[request.id].tokens) for request in requests]
         return list(map(self._seen, drafts, streams, divergences, lengths))
 
-    def _seen(self, draft: Answer, stream: Advance, divergence: float, tokens: int) -> Seen:
-        answer, kept = stream.answer, stream.kept
-        if not self.renderer.text(answer.written).strip():
+    def _answers(
+        self, decoder: BatchDecoder, requests: Sequence[Request], unseen: int, known: Sequence[list[Answer]]
+    ) -> list[Answer]:
+        """Greedy answers to all but the last `unseen` sentences, in few passes where they are much like the `known` ones.
+
+        The first of `known` is verified as a draft would be, then all are looked up in; neither changes an answer.
+        """
+        prompts = [self._prompt(request, len(request.sentences) - unseen) for request in requests]
+        sources = [[answer.tokens for answer in answers] for answers in known]
+        found = decoder.advance(prompts, [answers[0] for answers in known], sources=sources)
+        self.seen |= {(r.id, unseen): advance.answer for r, advance in zip(requests, found, strict=True)}
+        return [advance.answer for advance in found]
+
+    def _seen(self, draft: Answer, stream: Answer, divergence: float, tokens: int) -> Seen:
+        if not self.renderer.text(stream.written).strip():
             return Seen(None, None, divergence, tokens)
         written = bool(draft.written)
+        kept = common_prefix(draft.tokens, stream.tokens)  # what one pass over the draft would keep
         share = kept_share(len(draft.tokens) * written, kept * written)
-        return Seen(share, speedup(residual(len(answer.tokens), 0), stream.passes), divergence, tokens)
+        whole = len(stream.tokens)
+        return Seen(share, speedup(residual(whole, 0), residual(whole, kept)), divergence, tokens)
 
     @torch.inference_mode()
     def _drift(self, adapted: Any, requests: Sequence[Request]) -> list[float]:

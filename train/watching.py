@@ -25,6 +25,7 @@ class Watch(TrainerCallback):
         self.watcher, self.settings = watcher, settings
         self.path, self.kept = folder / LOG, folder / ".best"
         self.looks: list[Watched] = []
+        self.seconds = 0.0  # what the looks of this launch took
         self.trainer: Any = None  # set once it is there: it logs, and saves
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -50,15 +51,11 @@ class Watch(TrainerCallback):
         print(f"kept the adapter of step {chosen.step}")
         return chosen.step
 
-    @property
-    def seconds(self) -> float:
-        """What all looks together took."""
-        return sum(look.seconds for look in self.looks)
-
     def _look(self, state: Any, control: Any) -> None:
         adapted = self.trainer.accelerator.unwrap_model(self.trainer.model)
         look = self.watcher.look(adapted, state.global_step)
         self.looks.append(look)
+        self.seconds += look.seconds
         if state.is_world_process_zero:
             if self.settings.keep == "best" and best(self.looks, self.settings) is look:
                 adapted.save_pretrained(self.kept, save_embedding_layers=False)
