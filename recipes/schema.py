@@ -47,6 +47,9 @@ class Run(Section):
         lt=2**32,
         description="seed of the requests drawn, cuts, data order, adapter initialisation and bootstrap",
     )
+    report_to: Literal["none", "wandb", "tensorboard"] = Field(
+        "none", description="where training's loss and watch are logged too; wandb heeds WANDB_MODE=offline"
+    )
 
 
 class Model(Section):
@@ -59,6 +62,10 @@ class Model(Section):
     )
     dtype: Dtype = Field("bfloat16", description="dtype that the weights are loaded in, for training and evaluation")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
+    tiny: bool = Field(
+        False,
+        description="take tiny random weights of the family's architecture with the model's own tokenizer: for trials",
+    )
 
 
 class Prompt(Section):
@@ -156,8 +163,21 @@ class Data(Section):
 
 
 class Train(Section):
-    """The adapter. Batch size per process and accumulation follow from effective_batch and the number of processes."""
+    """The adapter. Accumulation follows from effective_batch, micro_batch and the number of processes."""
 
+    objective: Literal["sft", "self_distill"] = Field(
+        "sft",
+        description="sft: the answer's tokens; self_distill: what the model itself says, reading the whole request",
+    )
+    retain: float = Field(
+        0.0, ge=0, description="self_distill: weight of the loss that holds the model to itself on whole requests"
+    )
+    retain_share: Share = Field(0.25, description="self_distill: share of the pairs that have that loss too")
+    teacher_temperature: float = Field(
+        1.0,
+        gt=0,
+        description="self_distill: temperature of what the model itself says; towards 0 its first choice alone",
+    )
     rank: Count = Field(8, description="LoRA rank")
     alpha: Count = Field(16, description="LoRA alpha")
     dropout: Share = Field(0.05, description="LoRA dropout")
@@ -168,11 +188,51 @@ class Train(Section):
     max_grad_norm: float = Field(1.0, gt=0, description="gradient clipping")
     effective_batch: Count = Field(16, description="pairs in one optimizer step, over all processes")
     micro_batch: Count = Field(1, description="pairs in one forward pass of one process")
+    length_window: Count = Field(
+        1,
+        description="steps whose pairs are sorted by length together, so that batches have little padding; 1: each alone",
+    )
     max_length: Count = Field(2048, description="longer pairs (prompt + answer, tokens) are dropped and counted")
     steps: Count = Field(1000, description="optimizer steps")
+    attention: Literal["auto", "sdpa", "flash_attention_2"] = Field(
+        "auto", description="attention kernel of training; auto: FlashAttention where it is installed, else sdpa"
+    )
     gradient_checkpointing: bool = Field(False, description="recompute activations to save memory")
+    liger: bool = Field(False, description="Liger kernels for the layers (needs a GPU and pip install liger-kernel)")
+    base_4bit: bool = Field(
+        False,
+        description="hold the frozen base in 4 bits, NF4 (pip install bitsandbytes); the merge takes the full one",
+    )
     save_every: Count = Field(100, description="steps between checkpoints that a killed run resumes from")
     log_every: Count = Field(10, description="steps between two lines of the log")
+    watch_every: int = Field(
+        0, ge=0, description="steps between two looks at what streaming gains on held-out requests; 0: never"
+    )
+    watch_requests: Count = Field(16, description="held-out requests that are watched")
+    watch_max_new_tokens: Count = Field(128, description="limit of the answers that are watched")
+    keep: Literal["last", "best"] = Field(
+        "last", description="best: the watched step with the best median speedup whose drift is within max_drift"
+    )
+    max_drift: float = Field(
+        0.1, ge=0, description="keep=best: most nats a token that the model may move from its base on whole requests"
+    )
+    tokens_per_second: float | None = Field(
+        None, gt=0, description="throughput of all processes together, from which --dry-run works out the time"
+    )
+
+    @model_validator(mode="after")
+    def _retained_by_itself(self) -> "Train":
+        if self.retain and self.objective != "self_distill":
+            raise ValueError(
+                f"train.retain={self.retain} holds under objective=self_distill only; set that, or retain=0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _best_of_the_watched(self) -> "Train":
+        if self.keep == "best" and not self.watch_every:
+            raise ValueError("train.keep=best needs steps that are watched: set train.watch_every")
+        return self
 
 
 class Merge(Section):
@@ -299,3 +359,13 @@ class Recipe(Section):
     merge: Merge = Merge()
     eval: Eval = Eval()
     report: Report = Report()
+
+    @model_validator(mode="after")
+    def _judged_by_others(self) -> "Recipe":
+        if self.train.keep == "best" and any(
+            name.endswith(("heldout", "heldout.jsonl")) for name in self.eval.benchmarks
+        ):
+            raise ValueError(
+                "train.keep=best chooses by held-out requests, so eval.benchmarks may not report on them; take them out"
+            )
+        return self
