@@ -14,7 +14,7 @@ from recipes.loader import Invocation, run_script
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_script(__doc__, argv, build, counted=("--preview",))
+    return run_script(__doc__, argv, build, flags={"--preview": 3})
 
 
 def build(invocation: Invocation) -> None:

@@ -32,9 +32,9 @@ def build(invocation: Invocation) -> None:
     """Build the data of a run, or draw pairs of what was built. Raises UserError for what the user can mend."""
     recipe, folder = invocation.recipe, invocation.run_dir / "data"
     rendering = renderer(loading.load_tokenizer(recipe.model), loading.family(recipe.model))
-    if invocation.counted.get("--preview"):
+    if "--preview" in invocation.flags:
         run_folder.need(folder, f"python data_builders/build.py {invocation.named}")
-        preview(folder, invocation.counted["--preview"], rendering, recipe.run.seed)
+        preview(folder, invocation.flags["--preview"], rendering, recipe.run.seed)
         return
     inputs = find_inputs(recipe)
     settings = step_settings(recipe, rendering, inputs)

@@ -1,6 +1,6 @@
 """The command line of every script: `recipe=NAME section.key=value ... [--dry-run] [--print-config] [--help]`.
 
-A script may have flags of its own that take a number (`--preview 3`).
+A script may have flags of its own that take a number or a text (`--preview 3`, `--push NAME/REPO`).
 
 Precedence: schema default < base recipe < recipe < command line. OmegaConf merges, pydantic types and checks.
 """
@@ -31,14 +31,18 @@ COMMAND_LINE = "command line"  # as a source
 
 @dataclass(frozen=True)
 class Invocation:
-    """A resolved command line. `sources` says where each value that is not a default came from, by dotted key."""
+    """A resolved command line.
+
+    `sources` says where each value that is not a default came from, by dotted key; `flags` are the script's own flags
+    that were given, each with its number or text.
+    """
 
     name: str
     recipe: Recipe
     sources: Mapping[str, str]
     reference: str
     dry_run: bool = False
-    counted: Mapping[str, int] = dataclasses.field(default_factory=lambda: MappingProxyType({}))
+    flags: Mapping[str, Any] = dataclasses.field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def named(self) -> str:
@@ -58,19 +62,22 @@ def names() -> list[str]:
 
 
 def run_script(
-    doc: str | None, argv: Sequence[str] | None, body: Callable[[Invocation], None], counted: Sequence[str] = ()
+    doc: str | None,
+    argv: Sequence[str] | None,
+    body: Callable[[Invocation], None],
+    flags: Mapping[str, int | str] = MappingProxyType({}),
 ) -> int:
     """Parse the command line, run `body`, and turn what the user can mend into one line and exit code 2.
 
-    `counted` are the script's own flags that take a number.
+    `flags` are the script's own, each with an example of what it takes: a number of at least 1, or a text.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if "--help" in arguments:
             print(help_text(doc))
             return 0
-        numbers, arguments = _counted(arguments, counted)
-        invocation = replace(parse(arguments), counted=numbers)
+        given, arguments = _own_flags(arguments, flags)
+        invocation = replace(parse(arguments), flags=given)
         if "--print-config" in arguments:
             print(to_yaml(invocation.recipe), end="")
             return 0
@@ -89,19 +96,25 @@ def run_script(
     return 0
 
 
-def _counted(arguments: Sequence[str], flags: Sequence[str]) -> tuple[dict[str, int], list[str]]:
-    """The numbers behind `flags`, and the other arguments."""
-    numbers, others, left = dict[str, int](), list[str](), iter(arguments)
+def _own_flags(arguments: Sequence[str], flags: Mapping[str, int | str]) -> tuple[dict[str, int | str], list[str]]:
+    """What was given behind `flags`, and the other arguments."""
+    found, others, left = dict[str, int | str](), list[str](), iter(arguments)
     for argument in left:
         flag, equals, value = argument.partition("=")
         if flag not in flags:
             others.append(argument)
             continue
         given = value if equals else next(left, "")
-        if not given.isdecimal() or int(given) < 1:
-            raise UserError(f"{flag} takes a number of at least 1: {flag} 3")
-        numbers[flag] = int(given)
-    return numbers, others
+        example = flags[flag]
+        if isinstance(example, int):
+            if not given.isdecimal() or int(given) < 1:
+                raise UserError(f"{flag} takes a number of at least 1: {flag} {example}")
+            found[flag] = int(given)
+        else:
+            if not given or given.startswith("-") or "=" in given:  # the next argument, taken for its text
+                raise UserError(f"{flag} takes a text: {flag} {example}")
+            found[flag] = given
+    return found, others
 
 
 def parse(arguments: Sequence[str]) -> Invocation:
