@@ -190,7 +190,7 @@ class Train(Section):
     micro_batch: Count = Field(1, description="pairs in one forward pass of one process")
     length_window: Count = Field(
         1,
-        description="steps whose pairs are sorted by length together, so that batches have little padding; 1: each alone",
+        description="steps whose pairs are sorted by length together, for less padding; 1: each step alone",
     )
     max_length: Count = Field(2048, description="longer pairs (prompt + answer, tokens) are dropped and counted")
     steps: Count = Field(1000, description="optimizer steps")
