@@ -1,15 +1,19 @@
 """Merge the adapter into its base, and prove the merged model in the same command.
 
     python train/merge.py recipe=smollm2
+    python train/merge.py recipe=smollm2 --push NAMESPACE/NAME
 
 Writes <run>/merged: a plain transformers folder, ready to serve. The sum is made in float32 and stored in the base's
-dtype (or merge.dtype). A failed proof leaves no output folder.
+dtype (or merge.dtype). A failed proof leaves no output folder. Nothing leaves this machine but with --push, which sends
+the proved folder to the hub; a repository that is not there yet is made private.
 """
 
 import json
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers.utils import cached_file
 
@@ -20,16 +24,21 @@ from recipes.errors import UserError
 from recipes.loader import Invocation, run_script
 from recipes.schema import Model
 from train.adapter import check_base, prove_adapter
-from train.merging import Proof, load_adapted, merge_and_prove
+from train.hub import check_name, push
+from train.merging import load_adapted, merge_and_prove
+
+TRAINED_IN_4_BITS = "trained on a 4-bit base; merged into the full-precision one"
 
 
 def main(argv: list[str] | None = None) -> int:
-    return run_script(__doc__, argv, merge)
+    return run_script(__doc__, argv, merge, flags={"--push": "NAMESPACE/NAME"})
 
 
 def merge(invocation: Invocation) -> None:
-    recipe = invocation.recipe
-    adapter = invocation.run_dir / "adapter"
+    recipe, repo = invocation.recipe, invocation.flags.get("--push")
+    if repo is not None:
+        check_name(repo)
+    adapter, out = invocation.run_dir / "adapter", invocation.run_dir / "merged"
     record = run_folder.need(adapter, f"accelerate launch train/sft.py {invocation.named}")
     prove_adapter(adapter, check_base(adapter, recipe.model))
     run_folder.agree(adapter, record, {"system_message": recipe.prompt.system_message})
@@ -40,10 +49,11 @@ def merge(invocation: Invocation) -> None:
         "adapter": record["content"],
     }
     if invocation.dry_run:
-        out = invocation.run_dir / "merged"
         run_folder.say_plan(out, settings, f"would merge {adapter} into {recipe.model.name} and write {out}")
+        if repo is not None:
+            print(f"would push {out} to {repo}, made private where it is not there yet")
         return
-    with run_folder.step(invocation, invocation.run_dir / "merged", settings) as step:
+    with run_folder.step(invocation, out, settings) as step:
         if step is not None:
             try:
                 rendering = renderer(loading.load_tokenizer(recipe.model), loading.family(recipe.model))
@@ -51,37 +61,53 @@ def merge(invocation: Invocation) -> None:
             except UserError:
                 shutil.rmtree(step.partial)
                 raise
-            print("\n".join(proof.lines()))
-            write_extras(step.partial, invocation, rendering, proof)
+            lines = [*([TRAINED_IN_4_BITS] if trained_in_4_bits(record) else []), *proof.lines()]
+            print("\n".join(lines))
+            write_tokenizer(step.partial, recipe.model, rendering)
+            proved = {**proof.record(), "trained_on_4bit_base": trained_in_4_bits(record)}
+            (step.partial / "merge.json").write_text(json.dumps(proved, indent=1) + "\n")
+            (step.partial / "README.md").write_text(card(invocation, record, lines))
             run_folder.finish(step)
+    if repo is not None:
+        print(f"{out}: pushed, {push(out, repo)}")
 
 
-def write_extras(folder: Path, invocation: Invocation, rendering: Renderer, proof: Proof) -> None:
-    """Tokenizer with the family's template arguments baked in, the proof, and a model card with provenance."""
+def trained_in_4_bits(record: Mapping[str, Any]) -> bool:
+    """Whether the adapter was trained on a base held in 4 bits; says its own record, not the recipe of today."""
+    return bool(record["settings"]["train"].get("base_4bit"))
+
+
+def write_tokenizer(folder: Path, settings: Model, rendering: Renderer) -> None:
+    """The tokenizer with the family's template arguments baked in, and a multimodal base's processor settings.
+
+    Servers ask for the latter though only language layers are adapted.
+    """
     rendering.tokenizer.chat_template = baked_template(rendering)
     rendering.tokenizer.save_pretrained(folder)
-    copy_processor(invocation.recipe.model, folder)
-    (folder / "merge.json").write_text(json.dumps(proof.record(), indent=1) + "\n")
-    (folder / "README.md").write_text(card(invocation, proof))
+    config = loading.load_config(settings)
+    if "vision_config" not in config.to_dict():
+        return
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        found = cached_file(
+            config.name_or_path, name, revision=settings.revision, _raise_exceptions_for_missing_entries=False
+        )
+        if found is not None:
+            processor = json.loads(Path(found).read_text())
+            processor.pop("chat_template", None)  # it would stand before the baked one
+            (folder / name).write_text(json.dumps(processor, indent=1) + "\n")
 
 
-def copy_processor(settings: Model, folder: Path) -> None:
-    """Copy a multimodal base's processor settings: servers ask for them though only language layers are adapted."""
-    if "vision_config" in loading.load_config(settings).to_dict():
-        for name in ("preprocessor_config.json", "processor_config.json"):
-            found = cached_file(
-                settings.name, name, revision=settings.revision, _raise_exceptions_for_missing_entries=False
-            )
-            if found is not None:
-                shutil.copyfile(found, folder / name)
-
-
-def card(invocation: Invocation, proof: Proof) -> str:
-    """The model card."""
+def card(invocation: Invocation, trained: Mapping[str, Any], lines: Sequence[str]) -> str:
+    """The model card; `trained` is the record of the adapter's folder, `lines` what the merge has to say."""
     recipe, origin = invocation.recipe, run_folder.provenance()
-    trained = run_folder.read_step(invocation.run_dir / "adapter")
+    on_hub = recipe.model.name != loading.EMBEDDED and not Path(recipe.model.name).exists()
     return "\n".join(
         [
+            "---",
+            "library_name: transformers",
+            *([f"base_model: {recipe.model.name}"] if on_hub else []),
+            "---",
+            "",
             f"# {Path(recipe.model.name).name}, adapted to incomplete requests",
             "",
             "A LoRA adapter trained by headstart, merged into its base. Put this system message in front of a request,",
@@ -97,7 +123,7 @@ def card(invocation: Invocation, proof: Proof) -> str:
             "",
             "## Proof of the merge",
             "",
-            *[f"- {line}" for line in proof.lines()],
+            *[f"- {line}" for line in lines],
             "",
         ]
     )

@@ -81,24 +81,36 @@ class SelfCheck:
 
 
 def load_adapted(settings: Model, adapter: Path) -> PeftModel:
-    """The base in float32 with the adapter on it. Raises UserError for a quantised base."""
+    """The base in float32 with the adapter on it.
+
+    Raises UserError for a quantised base, and for an adapter elsewhere than the family's: on the head of a model with
+    tied embeddings, say, the merge would change the embeddings too.
+    """
     refuse_quantised(settings)
-    return PeftModel.from_pretrained(loading.load_model(settings, dtype=torch.float32), adapter).eval()
+    base, family = loading.load_model(settings, dtype=torch.float32), loading.family(settings)
+    expected = set(adapted_modules(base, family))
+    adapted = PeftModel.from_pretrained(base, adapter).eval()
+    names = {name.partition(".lora_")[0] for name, _ in adapted.named_parameters() if ".lora_" in name}
+    if odd := sorted(expected ^ {name.removeprefix("base_model.model.") for name in names}):
+        there, here = ("is not", "does") if odd[0] in expected else ("is", "does not")
+        raise UserError(f"{adapter}: {odd[0]} {there} adapted, which family {family.name} {here}; train it anew")
+    return adapted
 
 
 def merge_and_prove(adapted: PeftModel, recipe: Recipe, rendering: Renderer, folder: Path) -> Proof:
     """Merge, save into `folder`, reload from there, and compare. Raises UserError where a bound does not hold."""
-    settings = recipe.model
-    check = self_check(adapted.get_base_model(), recipe, rendering)
+    settings, base = recipe.model, adapted.get_base_model()
+    generation_note = mend_generation(base)
+    check = self_check(base, recipe, rendering)
     with adapted.disable_adapter():
-        effect = _largest(_logits(adapted.get_base_model(), check), check.logits)
+        effect = _largest(_logits(base, check), check.logits)
     merged = adapted.merge_and_unload(safe_merge=True)
     exact = _compared(_logits(merged, check), check, EXACT, "merged")
     targeted = {f"{name}.weight" for name in adapted_modules(merged, loading.family(settings))}
     after = {name: tensor.clone() for name, tensor in _weights(merged).items() if name in targeted}
     dtype = loading.torch_dtype(recipe.merge.dtype) if recipe.merge.dtype else stored_dtype(settings)
-    save(merged.to(dtype), folder)
-    del adapted, merged
+    save(merged.to(dtype), folder, generation_note)
+    del adapted, base, merged
     model = loading.load_model(settings, folder, dtype=torch.float32)
     logits, stored = _logits(model, check), _weights(model)
     del model
@@ -132,17 +144,32 @@ def stored_dtype(settings: Model) -> torch.dtype:
     return found if found in STORED else torch.bfloat16
 
 
-def save(model: Any, folder: Path) -> None:
-    """Save the model. Sampling values without do_sample, which transformers refuses to save, are made valid.
+def mend_generation(model: Any) -> dict[str, str] | None:
+    """Make sampling values without do_sample valid, which transformers refuses to save; returns what was changed.
 
-    What was changed is written down in generation_note.json.
+    Raises UserError where the generation config could still not be saved.
     """
+    found = _invalid(model.generation_config)
+    if found is None:
+        return None
+    model.generation_config.do_sample = True
+    if left := _invalid(model.generation_config):
+        raise UserError(f"{model.config.name_or_path}: its generation_config.json cannot be saved again: {left}")
+    return {"changed": "do_sample set to true", "reason": found}
+
+
+def _invalid(config: Any) -> str | None:
     try:
-        model.generation_config.validate(strict=True)
+        config.validate(strict=True)
     except ValueError as error:
-        model.generation_config.do_sample = True
-        note = {"changed": "do_sample set to true", "reason": " ".join(str(error).split())}
-        (folder / "generation_note.json").write_text(json.dumps(note, indent=1) + "\n")
+        return " ".join(str(error).split())
+    return None
+
+
+def save(model: Any, folder: Path, generation_note: Mapping[str, str] | None) -> None:
+    """Save the model, and in generation_note.json what `mend_generation` changed."""
+    if generation_note:
+        (folder / "generation_note.json").write_text(json.dumps(generation_note, indent=1) + "\n")
     model.save_pretrained(folder)
 
 
