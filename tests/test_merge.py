@@ -9,6 +9,7 @@ import sys
 
 import fake_hub
 import pytest
+import tiny_gemma
 import tiny_run
 import torch
 from huggingface_hub import constants as hub_constants
@@ -283,13 +284,6 @@ def test_a_valid_generation_config_is_not_touched(tmp_path):
     assert (saved.temperature, saved.repetition_penalty, saved.eos_token_id) == (0.7, 1.1, 2)
 
 
-PROCESSOR = {
-    "image_processor_type": "Gemma3ImageProcessor",
-    "processor_class": "Gemma3Processor",
-    "size": {"height": 28, "width": 28},
-}
-
-
 def tokenizer_with_image_tokens():
     """Gemma-3's over single bytes, with the names that its processor asks for."""
     bytewise = tiny_run.byte_tokenizer("gemma3")
@@ -299,16 +293,12 @@ def tokenizer_with_image_tokens():
 
 
 def test_a_multimodal_base_is_adapted_and_merged_in_its_language_layers_only(tmp_path):
-    """As google/gemma-3-12b-it is stored: tied, two stop ids, a processor with its own template in older files."""
-    base, tokens = tmp_path / "base", tokenizer_with_image_tokens()
-    tiny_run.multimodal_gemma(len(tokens)).save_pretrained(base)
-    tokens.save_pretrained(base)
-    (base / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
-    own = {"processor_class": "Gemma3Processor", "image_seq_length": 4}
-    (base / "processor_config.json").write_text(json.dumps({**own, "chat_template": "not ours"}))
-    (base / "chat_template.json").write_text('{"chat_template": "not ours"}')
-    generation = {"eos_token_id": [1, 106], "cache_implementation": "hybrid", "do_sample": True, "top_k": 64}
-    (base / "generation_config.json").write_text(json.dumps(generation))
+    """As google/gemma-3-12b-it lies on the hub; every tensor keeps its name there."""
+    tokens = tokenizer_with_image_tokens()
+    base = tiny_gemma.save_multimodal(tmp_path / "base", tokens)
+    processor = json.loads((base / "processor_config.json").read_text())
+    (base / "processor_config.json").write_text(json.dumps({**processor, "chat_template": "an older one"}))
+    (base / "chat_template.json").write_text('{"chat_template": "an older one"}')
     recipe = write_recipe(tmp_path, base, "gemma3", steps=1)
     train(recipe)
     folder = run(recipe)
@@ -316,18 +306,19 @@ def test_a_multimodal_base_is_adapted_and_merged_in_its_language_layers_only(tmp
     assert before.keys() == after.keys()
     assert not any("lm_head" in name for name in after)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
-    assert len(changed) == 8
-    assert all(re.search(r"language_model.*self_attn\.[qkvo]_proj", name) for name in changed)
+    assert len(changed) == 4 * 6
+    assert all(re.fullmatch(r"language_model.*self_attn\.[qkvo]_proj\.weight", name) for name in changed)
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert type(model) is Gemma3ForConditionalGeneration
-    assert model.generation_config.eos_token_id == [1, 106]
+    saved = json.loads((folder / "generation_config.json").read_text())
+    assert {key: saved[key] for key in tiny_gemma.GENERATION} == tiny_gemma.GENERATION
     assert not (folder / "generation_note.json").exists()
     base_model = load_model(resolve(str(recipe)).recipe.model)
     with torch.no_grad():
         adapted = PeftModel.from_pretrained(base_model, recipe.parent / "run" / "adapter").eval()
         assert float((model(IDS).logits - adapted(IDS).logits).abs().max()) < 1e-4
-    assert json.loads((folder / "preprocessor_config.json").read_text()) == PROCESSOR
-    assert json.loads((folder / "processor_config.json").read_text()) == own
+    assert json.loads((folder / "preprocessor_config.json").read_text()) == tiny_gemma.PROCESSOR
+    assert json.loads((folder / "processor_config.json").read_text()) == processor
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add 2 to x."}]
     text = AutoProcessor.from_pretrained(folder).apply_chat_template(messages, add_generation_prompt=True)
     ids = renderer(tokens, FAMILIES["gemma3"]).prompt("Add 2 to x.", system="Be brief.")
