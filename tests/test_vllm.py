@@ -44,7 +44,7 @@ TOKENS = 48  # decoded on each prompt
 TIE = (
     1e-3  # where our own lead of one token over another is smaller, kernels that sum in another order may choose either
 )
-START, ANSWER = 600, 300  # seconds that a server may take
+START, ANSWER = 900, 300  # seconds that a server may take
 HISTORY = (Message("user", "Hi. I write Python."), Message("assistant", "Hello!\n\nWhat shall we write?"))
 
 

@@ -18,6 +18,9 @@ CHUNK = 256  # labelled positions whose float32 logits are held at once
 class LabelledTrainer(SFTTrainer):
     """Objective `sft`: the loss is SFTTrainer's `nll`, made of logits at labelled positions only."""
 
+    def _send_telemetry(self) -> None:
+        """Nothing is sent: TRL tells the hub of every trainer that is made."""
+
     def compute_loss(
         self,
         model: Any,

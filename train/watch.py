@@ -95,24 +95,23 @@ class Watcher:
             with adapted.disable_adapter():
                 plain = decoder.advance([self.renderer.prompt(r.text, r.history) for r in fresh])
             self.answers |= {r.id: found.answer for r, found in zip(fresh, plain, strict=True)}
-        drafts = self._answers(decoder, requests, 1, [[self.seen.get((r.id, 1), Answer())] for r in requests])
-        known = [[self.seen.get((r.id, 0), draft), draft] for r, draft in zip(requests, drafts, strict=True)]
-        streams = self._answers(decoder, requests, 0, known)
+        drafts = self._answers(decoder, requests, 1, [Answer()] * len(requests))
+        streams = self._answers(decoder, requests, 0, drafts)
         parts = [requests[i : i + TOGETHER] for i in range(0, len(requests), TOGETHER)]
         divergences = [divergence for part in parts for divergence in self._drift(adapted, part)]
         lengths = [len(self.answers[request.id].tokens) for request in requests]
         return list(map(self._seen, drafts, streams, divergences, lengths))
 
     def _answers(
-        self, decoder: BatchDecoder, requests: Sequence[Request], unseen: int, known: Sequence[list[Answer]]
+        self, decoder: BatchDecoder, requests: Sequence[Request], unseen: int, otherwise: Sequence[Answer]
     ) -> list[Answer]:
-        """Greedy answers to all but the last `unseen` sentences, in few passes where they are much like the `known` ones.
+        """Greedy answers to all but the last `unseen` sentences.
 
-        The first of `known` is verified as a draft would be, then all are looked up in; neither changes an answer.
+        Those of the last look are verified and decoded on from, in the first look `otherwise`: this changes no answer.
         """
         prompts = [self._prompt(request, len(request.sentences) - unseen) for request in requests]
-        sources = [[answer.tokens for answer in answers] for answers in known]
-        found = decoder.advance(prompts, [answers[0] for answers in known], sources=sources)
+        held = [self.seen.get((r.id, unseen), answer) for r, answer in zip(requests, otherwise, strict=True)]
+        found = decoder.advance(prompts, held)
         self.seen |= {(r.id, unseen): advance.answer for r, advance in zip(requests, found, strict=True)}
         return [advance.answer for advance in found]
 
