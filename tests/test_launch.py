@@ -116,22 +116,23 @@ def slurm(folder, *arguments, **tools):
     given = {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": str(os.getpid()), "SLURM_NNODES": "2"}
     path = f"{folder / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     run = {"SLURM_GPUS_ON_NODE": "1", "PATH": path, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    return subprocess.run(
+    process = subprocess.Popen(
         ["bash", str(SBATCH), *arguments],
         cwd=ROOT,
         env={**os.environ, **given, **run, "CONFIG": "configs/accelerate/zero2_cpu.yaml"},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        timeout=LIMIT,
     )
+    return end(process)
 
 
 def test_the_slurm_template_launches_every_node_with_its_rank(tmp_path):
     assert subprocess.run(["bash", "-n", str(SBATCH)]).returncode == 0
     says = "#!/bin/bash\nIFS=$'\\037'\necho \"$*\"\n"
-    done = slurm(tmp_path, "recipe=qwen3", "run.dir=/shared/a b", accelerate=says)
-    assert done.returncode == 0, done.stderr
-    nodes = [line.split("\x1f") for line in done.stdout.splitlines()]
+    code, output = slurm(tmp_path, "recipe=qwen3", "run.dir=/shared/a b", accelerate=says)
+    assert code == 0, output
+    nodes = [line.split("\x1f") for line in output.splitlines()]
     assert all(node[0] == "launch" for node in nodes)
     parsed = [launch_command_parser().parse_args(node[1:]) for node in nodes]
     assert sorted(each.machine_rank for each in parsed) == [0, 1]
@@ -144,16 +145,15 @@ def test_the_slurm_template_launches_every_node_with_its_rank(tmp_path):
 
 
 def test_the_slurm_template_wants_a_folder_that_all_nodes_see(tmp_path):
-    done = slurm(tmp_path, "recipe=qwen3")
-    assert (done.returncode, done.stderr) == (2, "error: give run.dir=, a folder on a disk that all nodes see\n")
+    assert slurm(tmp_path, "recipe=qwen3") == (2, "error: give run.dir=, a folder on a disk that all nodes see\n")
 
 
 @pytest.mark.slow
 def test_the_slurm_template_trains_on_two_nodes(base, alone, tmp_path):
     recipe = write_recipe(tmp_path, base, "smollm2", **SETTINGS, micro_batch=2)
-    done = slurm(tmp_path, f"recipe={recipe}", f"run.dir={tmp_path / 'run'}")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "2 process(es) x 2 rows x 2 accumulated" in done.stdout
+    code, output = slurm(tmp_path, f"recipe={recipe}", f"run.dir={tmp_path / 'run'}")
+    assert code == 0, output
+    assert "2 process(es) x 2 rows x 2 accumulated" in output
     assert_same(recipe, alone)
 
 

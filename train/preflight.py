@@ -150,7 +150,8 @@ def memory_table(found: Memory, launch: Launch, world: int) -> Table:
         table.add_row(MEANING[field.name], f"{getattr(found, field.name) / GIB:.2f}")
     table.add_row("sum", f"{found.total / GIB:.2f}", style="bold")
     table.add_row("beside it, on a GPU: CUDA, NCCL, workspaces (a guess)", f"{ALLOWANCE / GIB:.2f}")
-    table.add_row("not covered: what the allocator cannot reuse; leave a tenth free", "")
+    table.add_row("not covered: what is freed but kept. On a GPU leave a tenth free. On a CPU the C library keeps", "")
+    table.add_row("up to two thirds of the sum; started with MALLOC_MMAP_THRESHOLD_=65536, it gives it back", "")
     return table
 
 
