@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headstart.batch import BatchDecoder
+from headstart.decoders import OneByOne
 from headstart.lookup import Tokens
 from headstart.prompt import Renderer, conversation
 from headstart.request import Message, Request
@@ -136,12 +137,14 @@ class InProcess:
     """The model in this process, greedy; batches are made of the questions in the order asked.
 
     In float32 an answer does not depend on its batch. In bfloat16 near-ties may fall otherwise in another batch, which
-    a run that was killed, or has other questions, may make. `weights` names the model's weights.
+    a run that was killed, or has other questions, may make. `weights` names the model's weights, `decoding` what else
+    decides an answer.
     """
 
-    decoder: BatchDecoder
+    decoder: BatchDecoder | OneByOne
     renderer: Renderer
     weights: str
+    decoding: Mapping[str, Any] = field(default_factory=dict)
     _asked: deque[tuple[str, Tokens]] = field(default_factory=deque, init=False, repr=False)
 
     @property
@@ -154,6 +157,7 @@ class InProcess:
             "stop_ids": sorted(self.decoder.stop_ids),
             "max_new_tokens": self.decoder.limit,
             "greedy": True,
+            **self.decoding,
         }
 
     def ask(self, key: str, question: Question) -> str | None:

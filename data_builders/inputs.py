@@ -49,7 +49,7 @@ def find_inputs(recipe: Recipe) -> Inputs:
     for name in data.corpora:
         module = corpora.module(name)
         place = name if module is corpora.jsonl else data.paths.get(name)
-        found = [] if module is corpora.seed else sources.files(name, module.ORIGIN, place)
+        found = [] if module in corpora.INCLUDED else sources.files(name, module.ORIGIN, place)
         files[name] = {file: run_folder.file_hash(file) for file in found}
     tasks = {}
     for name in data.benchmarks:

@@ -42,7 +42,7 @@ class Maker:
 
     def pair(self, request: Request, cut: Cut, answer: str, draft: Draft | None = None) -> dict[str, Any]:
         """One pair."""
-        return pairs.pair(request, cut, answer, self.system, self.data.answers, draft)
+        return pairs.pair(request, cut, answer, self.system, self.data.answers_of(request.source), draft)
 
     def of_corpus(self, requests: Iterable[Drawn]) -> Iterator[Made]:
         """Pairs with the corpus' own answers, as they are."""
@@ -53,4 +53,4 @@ class Maker:
 
 def needs_model(data: Data) -> bool:
     """Whether the pairs need more than the corpus."""
-    return data.answers == "self" or data.kind == "draft-refinement" or data.max_surprise is not None
+    return data.self_answered or data.kind == "draft-refinement" or data.max_surprise is not None

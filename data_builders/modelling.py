@@ -6,6 +6,7 @@ would while the user types (`data.kind=draft-refinement`), and say how far a pre
 (`data.max_surprise`). All that it says is kept in a cache and never asked twice.
 """
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +23,7 @@ from data_builders.pairs import Draft
 from data_builders.reading import Drawn
 from data_builders.server import Server
 from headstart import model as loading
-from headstart.batch import BatchDecoder
+from headstart.decoders import batch_decoder, settings_of
 from headstart.family import stop_ids
 from headstart.likelihood import mean_log_likelihoods
 from headstart.prompt import IGNORED, Renderer, Row
@@ -57,21 +58,15 @@ class ModelMaker:
         yield from self._block(block)
 
     def _answered(self, requests: Iterable[Drawn]) -> Iterator[tuple[Drawn, str, str | None]]:
-        asked = deque[Drawn]()
-
-        def remembered() -> Iterator[Drawn]:
-            for drawn in requests:
-                asked.append(drawn)
-                yield drawn
-
-        if self.maker.data.answers == "corpus":
-            found = corpus_answers(drawn.request for drawn in remembered())
-        else:
-            found = self._ask(
-                Question(drawn.request.id, drawn.request.text, drawn.request.history) for drawn in remembered()
-            )
-        for answered in found:
-            yield asked.popleft(), answered.text, answered.dropped
+        for whose, part in itertools.groupby(requests, lambda drawn: self.maker.data.answers_of(drawn.request.source)):
+            asked = deque[Drawn]()
+            given = _remembered(part, asked)
+            if whose == "corpus":
+                found = corpus_answers(drawn.request for drawn in given)
+            else:
+                found = self._ask(Question(d.request.id, d.request.text, d.request.history) for d in given)
+            for answered in found:
+                yield asked.popleft(), answered.text, answered.dropped
 
     def _ask(self, questions: Iterable[Question]) -> Iterator[Answered]:
         assert self.backend is not None
@@ -145,6 +140,12 @@ class ModelMaker:
         return [float(found.text) for key in keys if (found := self.cache.get(key)) is not None]
 
 
+def _remembered(requests: Iterable[Drawn], asked: deque[Drawn]) -> Iterator[Drawn]:
+    for drawn in requests:
+        asked.append(drawn)
+        yield drawn
+
+
 def _lost(request: Request, cut: Cut, reason: str) -> dict[str, str]:
     """A pair that is not made, for review."""
     return {"pair": f"{request.id}#{len(cut.prefix)}", "dropped": reason}
@@ -157,7 +158,7 @@ def model_maker(recipe: Recipe, maker: Maker, rendering: Renderer, run_dir: Path
     Raises UserError where the server or the model cannot be had.
     """
     data = recipe.data
-    answering = data.answers == "self" or data.kind == "draft-refinement"
+    answering = data.self_answered or data.kind == "draft-refinement"
     here = (answering and data.server is None) or data.max_surprise is not None
     model = loading.load_model(recipe.model) if here else None
     weights = loading.weights_hash(recipe.model)
@@ -169,7 +170,8 @@ def model_maker(recipe: Recipe, maker: Maker, rendering: Renderer, run_dir: Path
     elif answering:
         stops = stop_ids(loading.family(recipe.model), rendering.tokenizer, model)
         print(f"end tokens: {', '.join(rendering.tokenizer.convert_ids_to_tokens(sorted(stops)))}")
-        backend = InProcess(BatchDecoder(model, stops, data.max_new_tokens, data.batch_size), rendering, weights)
+        decoder = batch_decoder(model, rendering, stops, data.max_new_tokens, data.batch_size, recipe.slots)
+        backend = InProcess(decoder, rendering, weights, settings_of(recipe))
     scored = partial(mean_log_likelihoods, model, batch_size=data.batch_size) if data.max_surprise else None
     with Cache(run_dir / CACHE) as cache:
         yield ModelMaker(maker, backend, cache, rendering, scored, digest([weights, recipe.model.dtype]))

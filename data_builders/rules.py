@@ -50,18 +50,25 @@ _MARKER = re.compile(rf"^[ \t]*(?:#{{2,3}}[ \t]?{_NAMES}[ \t]*:|###{_NAMES}\b|<\
 
 @dataclass(frozen=True)
 class Rules:
-    """The part of a recipe that decides here. `own_answers`: the model's own will take the answer's place."""
+    """The part of a recipe that decides here.
+
+    `own_answers`: the model's own will take the answer's place, in every corpus, or in those of `own_answers_of`.
+    """
 
     languages: frozenset[str]
     flagged: str
     redacted: str
     max_characters: int
     own_answers: bool
+    own_answers_of: frozenset[str] = frozenset()
 
 
 def rules(data: Data) -> Rules:
     """The rules of a recipe."""
-    return Rules(frozenset(data.languages), data.flagged, data.redacted, data.max_characters, data.answers == "self")
+    own = frozenset(name for name in data.corpora if data.answers_of(name) == "self")
+    return Rules(
+        frozenset(data.languages), data.flagged, data.redacted, data.max_characters, data.answers == "self", own
+    )
 
 
 def admit(found: Conversation, source: str, rules: Rules) -> tuple[Request, list[str]]:
@@ -75,11 +82,12 @@ def admit(found: Conversation, source: str, rules: Rules) -> tuple[Request, list
     if _SURROGATE.search(found.id + json.dumps(dict(found.extra), ensure_ascii=False)):
         raise Unusable("malformed row", "id: a lone surrogate")
     repairs: list[str] = []
-    *history, turn = _alternating(_cleaned(found.turns, repairs), rules.own_answers, repairs)
+    own_answer = rules.own_answers or source in rules.own_answers_of
+    *history, turn = _alternating(_cleaned(found.turns, repairs), own_answer, repairs)
     answer = None
     if turn.role == "assistant":
         answer, turn = turn.content, history.pop()
-    if not rules.own_answers and _MARKER.search(answer or ""):
+    if not own_answer and _MARKER.search(answer or ""):
         raise Unusable("prompt marker in the answer")
     kept = _shortened(history, len(turn.content) + len(answer or ""), rules.max_characters, repairs)
     same = found.sentences is not None and "".join(found.sentences) == turn.content

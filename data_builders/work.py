@@ -211,6 +211,7 @@ class Work:
     def _manifest(self, choice: Choice, counts: Counter[str], lost: Counter[str], shards: int) -> dict[str, Any]:
         read = writing.read_counts(self.folder, self.owners, choice)
         own = f"{self.recipe.model.name}, greedy, on the whole request, without the message for incomplete requests"
+        answers = {name: own if self.data.answers_of(name) == "self" else "corpus" for name in self.data.corpora}
         kinds = {name: counts[name] for name in sorted(counts) if name.startswith("pairs: ")}
         found = writing.certificate(self.folder, len(self.pieces))
         removed = sum(of.get(f"dropped: {reading.CONTAMINATED}", 0) for of in read.values())
@@ -247,7 +248,7 @@ class Work:
                 "found": found,
             },
             "cuts": {"shares": self.data.cut, "per_request": self.data.cuts, "whole_requests": self.data.whole},
-            "answers": own if self.data.answers == "self" else "corpus",
+            "answers": answers if len(set(answers.values())) > 1 else answers[self.data.corpora[0]],
             "duplicates": self.data.duplicates,
             "shards": shards,
             "default_system_text": self.rendering.default_system,

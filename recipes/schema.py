@@ -4,12 +4,17 @@ The defaults are the paper's values for the autoregressive models (arXiv 2610.26
 gives one; README has the table of what it leaves open and what stands here instead.
 """
 
+import os
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+DIFFUSION = ("refusion", "llada", "dream", "bidirectional")  # of `headstart.family`, those not decoded left to right
+
 Arm = Literal["plain", "message", "adapter", "merged"]
 Dtype = Literal["float32", "bfloat16"]
+Answers = Literal["corpus", "self"]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Probability = Annotated[float, Field(gt=0.0, le=1.0)]
@@ -57,15 +62,25 @@ class Model(Section):
 
     name: str = Field("embedded", description="hub id, local folder, or 'embedded' (SmolLM2-135M-Instruct from PyPI)")
     revision: str | None = Field(None, description="hub commit or tag; leave empty for a local folder")
-    family: Literal["smollm2", "qwen3", "llama3", "gemma3", "refusion"] = Field(
+    family: Literal["smollm2", "qwen3", "llama3", "gemma3", "refusion", "llada", "dream", "bidirectional"] = Field(
         "smollm2", description="row of headstart/family.py"
     )
     dtype: Dtype = Field("bfloat16", description="dtype that the weights are loaded in, for training and evaluation")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes a GPU where there is one")
+    trust_remote_code: bool = Field(
+        False, description="run the model's own code from its repository; needs model.revision, a commit of 40 digits"
+    )
     tiny: bool = Field(
         False,
         description="take tiny random weights of the family's architecture with the model's own tokenizer: for trials",
     )
+
+    @model_validator(mode="after")
+    def _pinned_code(self) -> "Model":
+        pinned = re.fullmatch(r"[0-9a-f]{40}", self.revision or "") or os.path.isdir(self.name)
+        if self.trust_remote_code and not pinned:
+            raise ValueError("model.trust_remote_code=true needs a pinned model.revision, a commit of 40 digits")
+        return self
 
 
 class Prompt(Section):
@@ -121,7 +136,9 @@ class Data(Section):
         strict=False,
         description="benchmarks whose tasks may not be in the pairs; rows that hold one are dropped",
     )
-    answers: Literal["corpus", "self"] = Field("self", description="the corpus' answers, or the base model's own")
+    answers: Answers | dict[str, Answers] = Field(
+        "self", description="the corpus' answers, or the base model's own; by corpus: the corpus' where it is not named"
+    )
     max_surprise: float | None = Field(
         None,
         gt=0,
@@ -140,10 +157,19 @@ class Data(Section):
         """How many requests of a corpus are drawn; None for all."""
         return self.limit.get(corpus) if isinstance(self.limit, dict) else self.limit
 
+    def answers_of(self, corpus: str) -> Answers:
+        """Whose answers a corpus' requests get."""
+        return self.answers.get(corpus, "corpus") if isinstance(self.answers, dict) else self.answers
+
+    @property
+    def self_answered(self) -> bool:
+        """Whether the model answers the requests of some corpus."""
+        return any(self.answers_of(corpus) == "self" for corpus in self.corpora)
+
     def deciding(self) -> dict[str, Any]:
         """What decides the pairs: not where the rows lie (their content does), nor who does the work."""
         own = self.model_dump(exclude={"paths", "server", "server_model", "in_flight", "workers"})
-        asked = self.answers == "self" or self.kind == "draft-refinement"
+        asked = self.self_answered or self.kind == "draft-refinement"
         served = f"a server's {self.server_model or 'model of this name'}" if self.server else "this process"
         return {**own, "answered_by": served if asked else None}
 
@@ -151,6 +177,14 @@ class Data(Section):
     def _shares_of_one(self) -> "Data":
         if abs(sum(self.cut.values()) - 1) > 1e-6:
             raise ValueError(f"data.cut={self.cut}: the shares have to sum to 1")
+        return self
+
+    @model_validator(mode="after")
+    def _answers_of_corpora(self) -> "Data":
+        for name in self.answers if isinstance(self.answers, dict) else ():
+            if name not in self.corpora or "." in name:
+                named = [corpus for corpus in self.corpora if "." not in corpus]
+                raise ValueError(f"data.answers.{name}: {name!r} is none of the corpora that have a name here: {named}")
         return self
 
     @model_validator(mode="after")
@@ -162,12 +196,57 @@ class Data(Section):
         return self
 
 
+class _Differing(Section):
+    """What one benchmark has otherwise."""
+
+    slot_size: Count | None = None
+    serial_blocks: Count | None = None
+    slot_threshold: Share | None = None
+    token_threshold: Share | None = None
+
+
+class Slots(Section):
+    """Decoding of a slot-diffusion model; the defaults are those of ReFusion's own evaluation on HumanEval."""
+
+    slot_size: Count = Field(32, description="tokens of a slot")
+    serial_blocks: Count = Field(4, description="blocks of slots that are decoded one after the other")
+    slot_threshold: Share = Field(0.9, description="a slot is chosen whose first token is more probable than this")
+    token_threshold: Share = Field(0.4, description="a guess passes that is more probable than this")
+    benchmarks: dict[str, _Differing] = Field({}, description="values of the four above that differ, by benchmark")
+    scoring: Literal["mask", "ar"] = Field(
+        "mask",
+        description="what judges a draft's first token of a slot: a mask token in its place, or the token before",
+    )
+    hide: Literal["nothing", "draft", "each"] = Field(
+        "nothing", description="of bidirectional models: what of a draft is hidden while it is judged; each: in turn"
+    )
+    half_kept: Literal["keep", "drop"] = Field(
+        "keep", description="what becomes of the kept tokens of a slot that is not kept whole"
+    )
+    keep: Literal["run", "every"] = Field(
+        "run",
+        description="what is kept of a draft: its leading run, or every token that passes, and the gaps are filled",
+    )
+    paper_floor: bool = Field(
+        False,
+        description="decode the last slot anew though the draft is kept whole: three passes at least, as the paper",
+    )
+    compat: Literal["none", "reference"] = Field(
+        "none", description="reference: keep the faults of ReFusion's own decoder, to compare with it"
+    )
+
+    def of(self, benchmark: str) -> "Slots":
+        """The settings of one benchmark."""
+        return self.model_copy(update=self.benchmarks.get(benchmark, _Differing()).model_dump(exclude_none=True))
+
+
 class Train(Section):
     """The adapter. Accumulation follows from effective_batch, micro_batch and the number of processes."""
 
-    objective: Literal["sft", "self_distill"] = Field(
+    objective: Literal["sft", "self_distill", "slot_diffusion"] = Field(
         "sft",
-        description="sft: the answer's tokens; self_distill: what the model itself says, reading the whole request",
+        description="sft: the answer's tokens; self_distill: what the model itself says, reading the whole request; "
+        "slot_diffusion: ReFusion's own",
     )
     retain: float = Field(
         0.0, ge=0, description="self_distill: weight of the loss that holds the model to itself on whole requests"
@@ -355,6 +434,7 @@ class Recipe(Section):
     model: Model = Model()
     prompt: Prompt = Prompt()
     data: Data = Data()
+    slots: Slots = Slots()
     train: Train = Train()
     merge: Merge = Merge()
     eval: Eval = Eval()
@@ -368,4 +448,16 @@ class Recipe(Section):
             raise ValueError(
                 "train.keep=best chooses by held-out requests, so eval.benchmarks may not report on them; take them out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _walked_by_slots(self) -> "Recipe":
+        family, objective = self.model.family, self.train.objective
+        if (family == "refusion") != (objective == "slot_diffusion"):
+            due = "slot_diffusion" if family == "refusion" else "sft or self_distill"
+            raise ValueError(f"train.objective={objective}: model.family={family} takes {due}")
+        if family in DIFFUSION and self.eval.replay == "last":
+            raise ValueError("eval.replay=last: the draft of a diffusion model depends on those before it; set full")
+        if family in DIFFUSION and self.eval.recycle:
+            raise ValueError("eval.recycle=true: look-ups are for autoregressive models; take it out")
         return self

@@ -28,6 +28,7 @@ from headstart.decoder import Answer
 from headstart.family import FAMILIES
 from headstart.prompt import renderer
 from headstart.request import Message, Request
+from recipes.errors import UserError
 from recipes.loader import parse
 from recipes.schema import Train
 from train.rows import render, training_rows
@@ -200,6 +201,28 @@ def test_corpus_answers_are_the_references(model, tmp_path):
         assert row["completion"][0]["content"] == REQUESTS[row["id"].split("#")[0]].reference
         assert row["answer_source"] == "corpus"
     assert list((tmp_path / "run" / "data" / "dropped").iterdir()) == []
+
+
+def test_answers_can_be_the_models_own_in_some_corpora(model, tmp_path):
+    settings = ("data.corpora=[seed,everyday]", "data.answers={everyday: self}", "data.limit=12", "data.batch_size=4")
+    assert build.main(arguments(model, tmp_path / "run", *settings, "data.max_new_tokens=10", "data.heldout=0")) == 0
+    found = rows(tmp_path / "run" / "data")
+    whose = {(row["source"], row["answer_source"]) for row in found}
+    assert whose == {("seed", "corpus"), ("everyday", "self")}
+    for row in found:
+        if row["source"] == "seed":
+            assert row["completion"][0]["content"] == REQUESTS[row["id"].split("#")[0]].reference
+    manifest = json.loads((tmp_path / "run" / "data" / "manifest.json").read_text())
+    assert manifest["answers"]["seed"] == "corpus"
+    assert "greedy" in manifest["answers"]["everyday"]
+    asked = (tmp_path / "run" / "answers.jsonl").read_text().splitlines()
+    assert len(asked) == 12, "only the requests of everyday are asked"
+
+
+@pytest.mark.parametrize("named", ["mbpp", "mine.jsonl"])
+def test_answers_of_a_corpus_that_is_not_drawn_from_are_refused(named):
+    with pytest.raises(UserError, match=f"data.answers.{named}: '{named}' is none of the corpora"):
+        parse(["recipe=smollm2", "data.corpora=[seed,mine.jsonl]", f"data.answers={{{named}: self}}"])
 
 
 def test_a_pair_does_not_depend_on_the_other_rows(model, tmp_path):

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
-from conftest import real_tokenizer
+from conftest import real_tokenizer, tiny_model
 from peft import get_peft_model
 from safetensors import safe_open
 from synthetic_arms import records, timings, write_run
@@ -25,10 +25,12 @@ from eval.report_runs import Place
 from eval.sweep import sweep
 from eval.typing_time import time_to_draft
 from headstart import model as loading
-from headstart.acceptance import rule
+from headstart.acceptance import greedy, rule
+from headstart.decoder import Answer
 from headstart.family import FAMILIES
 from headstart.prompt import renderer
 from headstart.request import Request
+from headstart.slot_diffusion import SlotDiffusionDecoder
 from recipes import run_folder
 from recipes.errors import UserError
 from recipes.loader import parse
@@ -759,6 +761,28 @@ def report_wandb(here, monkeypatch):
     assert sent == [("report", "made-up")]
 
 
+def slots(key, value):
+    """A setting of slot decoding leads to other passes or another answer."""
+
+    def check(here):
+        family = ("model.family=refusion", "train.objective=slot_diffusion", "eval.replay=full")
+        common = ("slots.slot_size=4", "slots.serial_blocks=2", "slots.slot_threshold=0.3", "slots.token_threshold=0.1")
+
+        def decoded(*more):
+            settings = parse(["recipe=smollm2", *family, *common, *more]).recipe.slots
+            decoder = SlotDiffusionDecoder(tiny_model("qwen3"), frozenset({2}), 96, 24, settings, greedy)
+            return decoder.decode([11, 12, 13], Answer()), decoder.calls
+
+        assert decoded() != decoded(f"slots.{key}={value}")
+
+    return check
+
+
+def slots_benchmarks(here):
+    found = parse(["recipe=refusion-prefix-to-answer", "slots.benchmarks={mbpp: {token_threshold: 0.2}}"]).recipe.slots
+    assert (found.of("mbpp").token_threshold, found.of("humaneval").token_threshold) == (0.2, 0.4)
+
+
 CHECKS = {
     "run.dir": run_dir,
     "run.seed": run_seed,
@@ -768,6 +792,7 @@ CHECKS = {
     "model.family": model_family,
     "model.dtype": model_dtype,
     "model.device": model_device,
+    "model.trust_remote_code": elsewhere("test_bidirectional", "test_a_models_own_code_runs_only_when_it_is_asked_for"),
     "model.tiny": elsewhere("test_tiny", "test_a_tiny_model_answers_and_ends_by_itself"),
     "prompt.system_message": prompt_system_message,
     "data.corpora": data_corpora,
@@ -793,6 +818,21 @@ CHECKS = {
     "data.server_model": data_server_model,
     "data.in_flight": data_in_flight,
     "data.workers": data_workers,
+    "slots.slot_size": slots("slot_size", 6),
+    "slots.serial_blocks": slots("serial_blocks", 1),
+    "slots.slot_threshold": slots("slot_threshold", 0.01),
+    "slots.token_threshold": slots("token_threshold", 0.0),
+    "slots.benchmarks": slots_benchmarks,
+    "slots.scoring": elsewhere("test_slot_decoder", "test_a_draft_token_is_judged_by_what_stands_to_its_left"),
+    "slots.hide": elsewhere("test_bidirectional", "test_what_judges_a_draft"),
+    "slots.half_kept": elsewhere("test_slot_decoder", "test_half_a_slot_is_kept_or_dropped"),
+    "slots.keep": elsewhere("test_slot_decoder", "test_every_token_that_passes_can_be_kept_and_the_gaps_are_filled"),
+    "slots.paper_floor": elsewhere(
+        "test_slot_decoder", "test_a_draft_that_is_kept_whole_costs_one_pass_and_under_the_papers_floor_three"
+    ),
+    "slots.compat": elsewhere(
+        "test_slot_decoder", "test_the_reference_is_reproduced_token_for_token_and_call_for_call"
+    ),
     "train.objective": train_objective,
     "train.retain": train_retain,
     "train.retain_share": train_retain_share,

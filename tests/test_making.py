@@ -211,12 +211,12 @@ def used(tmp_path):
     return {name.split("#")[0] for name in [*(row["id"] for row in rows(tmp_path / "run")), *lost]}
 
 
-def test_drafts_of_a_slot_diffusion_model_come_from_a_server(model, tmp_path, capsys):
-    """This version cannot decode it, and says so before it loads any weights."""
-    settings = ("model.family=refusion", "data.answers=corpus", "data.kind=draft-refinement", "data.limit=3")
-    assert build.main(arguments(model, tmp_path / "run", *settings)) == 2
-    assert "a slot-diffusion model, which this version can neither decode nor train" in capsys.readouterr().err
-    assert build.main(arguments(model, tmp_path / "pairs", "model.family=refusion", *settings[1::2])) == 0
+def test_the_corpus_answers_need_no_model_and_drafts_one_of_the_family(model, tmp_path, capsys):
+    family = ("model.family=refusion", "train.objective=slot_diffusion", "eval.replay=full")
+    settings = ("data.answers=corpus", "data.limit=3")
+    assert build.main(arguments(model, tmp_path / "run", *family, *settings, "data.kind=draft-refinement")) == 2
+    assert "model.family=refusion expects a model of type qwen3" in capsys.readouterr().err
+    assert build.main(arguments(model, tmp_path / "pairs", *family, *settings)) == 0
     assert len(rows(tmp_path / "pairs")) == 6
 
 

@@ -13,7 +13,7 @@ from recipes.errors import UserError
 from recipes.loader import parse
 from recipes.schema import Recipe
 
-NUMBER_OF_RECIPES = 7
+NUMBER_OF_RECIPES = 8
 SCRIPTS = ("data_builders.build", "train.sft", "train.merge", "eval.run", "eval.audit", "eval.report")
 
 

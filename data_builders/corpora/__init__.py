@@ -2,10 +2,11 @@
 
 from types import ModuleType
 
-from data_builders.corpora import evol_codealpaca, jsonl, lmsys, magicoder, mbpp, seed
+from data_builders.corpora import everyday, evol_codealpaca, jsonl, lmsys, magicoder, mbpp, seed
 from recipes.errors import UserError
 
-MODULES = {module.NAME: module for module in (lmsys, mbpp, magicoder, evol_codealpaca, seed)}
+MODULES = {module.NAME: module for module in (lmsys, mbpp, magicoder, evol_codealpaca, seed, everyday)}
+INCLUDED = (seed, everyday)  # their rows come with headstart
 OWN = (".jsonl", ".jsonl.gz", ".parquet")
 
 
