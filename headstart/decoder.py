@@ -80,6 +80,7 @@ class PassCounter:
 
     def __init__(self, model: Any, timed: bool = False) -> None:
         self.calls = 0
+        self.texts = 0  # rows of all calls
         self.tokens = 0
         self.seconds = 0.0
         self.by_row: Counter[int] = Counter()
@@ -103,8 +104,10 @@ class PassCounter:
             handle.remove()
 
     def _before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ids = args[0] if args else kwargs["input_ids"]
         self.calls += 1
-        self.tokens += (args[0] if args else kwargs["input_ids"]).numel()
+        self.texts += ids.shape[0]
+        self.tokens += ids.numel()
         self.by_row.update(self.rows)
         self._start = now(self._device) if self.timed else 0.0
 

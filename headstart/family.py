@@ -22,7 +22,9 @@ class Family:
     `template_arguments`: passed to every call of the chat template (thinking off, a pinned date).
     `control`: added tokens that steer the model though the tokenizer does not mark them as special.
     `lora_target`: a pattern that module names match in full (PEFT's `target_modules` as a string).
-    `decoder`: how its answers come about; this version decodes and trains autoregressive models only.
+    `decoder`: how its answers come about; a diffusion model has a `mask_token` for what is not decoded yet.
+    `shifted`: the logits of a place are those of the place before it. `own_code`: the model is not one of transformers'
+    own, but code in its repository.
     """
 
     name: str
@@ -34,7 +36,10 @@ class Family:
     template_arguments: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     control: tuple[str, ...] = ()
     lora_target: str = ATTENTION_PROJECTIONS
-    decoder: Literal["autoregressive", "slot-diffusion"] = "autoregressive"
+    decoder: Literal["autoregressive", "slot-diffusion", "bidirectional"] = "autoregressive"
+    mask_token: str | None = None
+    shifted: bool = False
+    own_code: bool = False
 
 
 _QWEN3 = Family(
@@ -59,7 +64,38 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 stop_tokens=("<|im_end|>", "<|endoftext|>"),
             ),
             _QWEN3,
-            replace(_QWEN3, name="refusion", decoder="slot-diffusion"),
+            replace(_QWEN3, name="refusion", decoder="slot-diffusion", mask_token="<|mask|>"),
+            Family(
+                name="llada",
+                model_types=("llada",),
+                system_role="turn",
+                end_of_turn="<|eot_id|>",
+                stop_tokens=("<|eot_id|>", "<|endoftext|>"),
+                bos="<|startoftext|>",
+                decoder="bidirectional",
+                mask_token="<|mdm_mask|>",
+                own_code=True,
+            ),
+            Family(
+                name="dream",
+                model_types=("Dream",),
+                system_role="turn",
+                end_of_turn="<|im_end|>",
+                stop_tokens=("<|im_end|>", "<|endoftext|>"),
+                decoder="bidirectional",
+                mask_token="<|mask|>",
+                shifted=True,
+                own_code=True,
+            ),
+            Family(  # a model of transformers' own that attends both ways: the laboratory's
+                name="bidirectional",
+                model_types=("gemma3_text",),
+                system_role="turn",
+                end_of_turn="<|im_end|>",
+                stop_tokens=("<|im_end|>", "<|endoftext|>"),
+                decoder="bidirectional",
+                mask_token="<|mask|>",
+            ),
             Family(
                 name="llama3",
                 model_types=("llama",),
@@ -82,15 +118,6 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 )
 
 
-def check_decodable(family: Family) -> None:
-    """Raise UserError where there is no decoder, and no trainer, for this family."""
-    if family.decoder != "autoregressive":
-        raise UserError(
-            f"model.family={family.name}: a {family.decoder} model, which this version can neither decode nor train; "
-            "its pairs can be built, with the corpus' answers or those of a server (data.server)"
-        )
-
-
 def check_model(family: Family, model: Any) -> None:
     """Raise UserError where the loaded model is not of this family, or keeps a state that cannot be rolled back."""
     found = model.config.model_type
@@ -99,7 +126,9 @@ def check_model(family: Family, model: Any) -> None:
             f"model.family={family.name} expects a model of type {' or '.join(family.model_types)}, "
             f"but {model.config.name_or_path or 'the loaded model'} is of type {found}"
         )
-    if model._is_stateful:
+    if family.name == "bidirectional" and not model.config.use_bidirectional_attention:
+        raise UserError("model.family=bidirectional: the config's use_bidirectional_attention is off; it sees one way")
+    if getattr(model, "_is_stateful", False):  # a model with code of its own need not say
         raise UserError(
             f"{type(model).__name__} keeps a recurrent state, which cannot be rolled back to a shorter text"
         )

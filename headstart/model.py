@@ -11,10 +11,10 @@ import platformdirs
 import torch
 from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
 from transformers.utils import logging
 
-from headstart.family import FAMILIES, Family, check_decodable, check_model
+from headstart.family import FAMILIES, Family, check_model
 from headstart.tiny import tiny_folder
 from recipes.errors import UserError
 from recipes.run_folder import digest, file_hash
@@ -34,7 +34,7 @@ def load_tokenizer(settings: Model, folder: Path | None = None) -> Any:
     """The recipe's tokenizer, or the one saved in `folder`. Raises UserError where it cannot be had."""
     name, revision = (str(folder), None) if folder else _source(settings)
     try:
-        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=settings.trust_remote_code)
     except (OSError, ValueError) as error:
         raise UserError(_unreachable(name, error)) from error
 
@@ -52,15 +52,21 @@ def load_model(
     config of transformers by which the weights are held in fewer bits. Raises UserError where the model cannot be had
     or is not of the recipe's family.
     """
-    check_decodable(family(settings))
+    own_code = family(settings).own_code
+    if own_code and not settings.trust_remote_code:
+        raise UserError(
+            f"model.family={settings.family}: {settings.name} runs its own code, from its repository; read it, then "
+            "set model.trust_remote_code=true and model.revision to the commit that was read"
+        )
     name, revision = (str(folder), None) if folder else _source(settings)
     logging.disable_progress_bar()
+    loader: Any = AutoModel if own_code else AutoModelForCausalLM
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model = loader.from_pretrained(
             name,
             revision=revision,
             dtype=dtype or torch_dtype(settings.dtype),
-            trust_remote_code=False,
+            trust_remote_code=settings.trust_remote_code,
             attn_implementation=attention,
             quantization_config=quantization,
             device_map={"": device(settings)} if quantization is not None else None,
@@ -75,7 +81,7 @@ def load_config(settings: Model) -> Any:
     """The config of the recipe's model. Raises UserError where it cannot be had."""
     name, revision = _source(settings)
     try:
-        return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+        return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=settings.trust_remote_code)
     except (OSError, ValueError) as error:
         raise UserError(_unreachable(name, error)) from error
 

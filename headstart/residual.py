@@ -30,6 +30,11 @@ def residual_paper(answer_tokens: int, kept_tokens: int) -> int:
     return 1 + answer_tokens - kept_tokens
 
 
+def residual_paper_slots(passes: int) -> int:
+    """The paper's count of a slot-diffusion model's residual passes: never fewer than three (section 6.3)."""
+    return max(3, passes)
+
+
 def speedup(base: float, stream: float) -> float | None:
     """Cost of decoding the whole request from nothing / residual cost, both in passes or both in seconds.
 

