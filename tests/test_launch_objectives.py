@@ -1,4 +1,4 @@
-"""self_distill, watched, on two processes: the adapter and the figures of one."""
+"""self_distill and slot_diffusion, watched, on two processes: the adapter and the figures of one."""
 
 import json
 
@@ -18,16 +18,25 @@ def looks(adapter):
     ]
 
 
+OBJECTIVES = {"smollm2": DISTILLED, "refusion": {**SETTINGS, **WATCHED}}
+
+
+@pytest.fixture(scope="module", params=OBJECTIVES)
+def family(request):
+    """The families whose objectives are not plain sft."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def alone(tmp_path_factory, family):
     """The adapter of one process."""
-    return train(write_recipe(tmp_path_factory.mktemp("alone"), small_base(), "smollm2", **DISTILLED))
+    return train(write_recipe(tmp_path_factory.mktemp("alone"), small_base(family), family, **OBJECTIVES[family]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ddp_cpu", "zero2_cpu"])
-def test_two_processes_distil_and_watch_as_one(alone, tmp_path, name):
-    recipe = write_recipe(tmp_path, small_base(), "smollm2", **DISTILLED, micro_batch=2)
+def test_two_processes_train_and_watch_as_one(alone, tmp_path, name, family):
+    recipe = write_recipe(tmp_path, small_base(family), family, **OBJECTIVES[family], micro_batch=2)
     adapter = launched(name, recipe)
     assert distance(weights(alone), weights(adapter)) < 1e-3
     found = [json.loads(line) for line in (adapter / "watch.jsonl").read_text().splitlines()]

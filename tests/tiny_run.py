@@ -77,9 +77,9 @@ def save_base(folder, family, tokens=None, dtype=None, **changes):
 
 
 @cache
-def small_base():
-    """A base of family smollm2 with the small vocabulary. Not to be changed."""
-    return save_base(_folder("small"), "smollm2", byte_tokenizer())
+def small_base(family="smollm2"):
+    """A base of the family with the small vocabulary. Not to be changed."""
+    return save_base(_folder(f"small-{family}"), family, byte_tokenizer(family))
 
 
 def multimodal_gemma(vocabulary=97):
@@ -117,6 +117,10 @@ def write_recipe(folder, base, family, pairs=None, **train):
         "train": {**settings, "log_every": 1, "schedule": "constant", **train},
         "merge": {"max_new_tokens": 8},
     }
+    if family == "refusion":
+        recipe["train"]["objective"] = "slot_diffusion"
+        recipe["eval"] = {"replay": "full", "acceptance": "threshold", "tau": 0.01}
+        recipe["slots"] = {"slot_size": 4, "serial_blocks": 1, "slot_threshold": 0.05, "token_threshold": 0.02}
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "tiny.yaml"
     path.write_text(yaml.safe_dump(recipe))

@@ -12,7 +12,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM
 
 from headstart import model as loading
-from headstart.family import check_decodable, check_model
+from headstart.family import check_model
 from headstart.prompt import IGNORED, Renderer, Row, prove
 from recipes.schema import Recipe
 from train import base, memory
@@ -43,7 +43,6 @@ def show_model(recipe: Recipe, rendering: Renderer, launch: Launch, agreed: Sequ
     """Draw what needs no data: model, prompt, adapter, attention, launch. Raises UserError where one is amiss."""
     config = loading.load_config(recipe.model)
     family = loading.family(recipe.model)
-    check_decodable(family)
     with torch.device("meta"):
         frozen: Any = AutoModelForCausalLM.from_config(config)
     check_model(family, frozen)

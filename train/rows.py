@@ -17,6 +17,7 @@ from recipes.schema import Train
 
 IDS = pa.list_(pa.int32())
 COLUMNS = pa.schema([("input_ids", IDS), ("labels", IDS)])
+SLOTTED = pa.schema([*COLUMNS, ("draft_ids", IDS)])
 DISTILLED = pa.schema([*COLUMNS, ("teacher_ids", IDS), ("retained_ids", IDS)])
 
 
@@ -26,7 +27,8 @@ class Rows:
 
     `dataset` has the columns input_ids and labels. Under objective=self_distill also teacher_ids, the whole request
     without the message and the answer, and retained_ids, the whole request with the message and the answer where the
-    pair has the retention loss too, else empty. The answer's ids end all of them alike. `too_long` has id and length
+    pair has the retention loss too, else empty. The answer's ids end all of them alike. Under objective=slot_diffusion
+    also draft_ids, those of the draft that the pair shows, empty where it shows none. `too_long` has id and length
     (tokens, of the longest of them) of each dropped pair.
     """
 
@@ -43,13 +45,13 @@ def training_rows(data: Path, renderer: Renderer, settings: Train, seed: int) ->
     shards = sorted(data.glob("pairs-*.parquet"))
     if not shards:
         raise UserError(f"{data}: holds no pairs-*.parquet; build the data with data_builders/build.py")
-    schema = DISTILLED if settings.objective == "self_distill" else COLUMNS
+    schema = {"sft": COLUMNS, "self_distill": DISTILLED, "slot_diffusion": SLOTTED}[settings.objective]
     tables, too_long, supervised = [], [], 0
     for batch in _batches(shards):
         fitting = []
         for pair in batch:
             row = _columns(pair, renderer, settings, seed)
-            longest = max(len(ids) for ids in row.values())
+            longest = max(len(ids) for name, ids in row.items() if name != "draft_ids")
             if longest > settings.max_length:
                 too_long.append({"id": pair["id"], "tokens": longest})
             else:
@@ -126,6 +128,8 @@ def write_dropped(rows: Rows, folder: Path) -> None:
 def _columns(pair: dict[str, Any], renderer: Renderer, settings: Train, seed: int) -> dict[str, list[int]]:
     row = render(pair, renderer)
     columns = {"input_ids": row.ids, "labels": row.labels}
+    if settings.objective == "slot_diffusion":
+        columns["draft_ids"] = renderer.answer(pair["draft"]) if pair["draft"] else []
     if settings.objective == "self_distill":
         columns["teacher_ids"] = render(whole_request(pair, message=False), renderer).ids
         drawn = random.Random(f"{seed}:retained:{pair['id']}").random() < settings.retain_share

@@ -19,7 +19,7 @@ from trl import SFTConfig
 
 from headstart import launch
 from headstart import model as loading
-from headstart.family import stop_ids
+from headstart.family import stop_ids, token_id
 from headstart.prompt import Renderer, renderer
 from recipes import run_folder
 from recipes.errors import UserError
@@ -33,6 +33,7 @@ from train.distill import DistillCollator, DistillTrainer
 from train.preflight import show_model, show_training
 from train.reporting import reporting
 from train.rows import Rows, in_order, row_lengths, training_rows, write_dropped
+from train.slots import SlotCollator, SlotTrainer, counted
 from train.trainer import LabelledTrainer
 from train.watch import Watcher
 from train.watching import Watch
@@ -122,6 +123,8 @@ def fit(
     log = Log(step.partial / "log.jsonl", recipe.train.steps)
     watching = watch(recipe, rendering, stops, step)
     ordered = in_order(rows.dataset, recipe.train, recipe.run.seed)
+    if recipe.train.objective == "slot_diffusion":
+        ordered = counted(ordered, recipe.train.effective_batch, recipe.run.seed)
     trainer = make_trainer(
         recipe,
         model=get_peft_model(frozen, lora_config(recipe.train, family)),
@@ -156,9 +159,15 @@ def fit(
 
 def make_trainer(recipe: Recipe, **common: Any) -> LabelledTrainer:
     """The trainer of the recipe's objective."""
+    tokenizer = common["processing_class"]
     if recipe.train.objective == "sft":
         return LabelledTrainer(**common)
-    collator = DistillCollator(common["processing_class"].pad_token_id or 0)
+    pad = tokenizer.pad_token_id or 0
+    if recipe.train.objective == "slot_diffusion":
+        mask = token_id(tokenizer, str(loading.family(recipe.model).mask_token))
+        slots = SlotCollator(pad, mask, recipe.train.effective_batch, recipe.run.seed)
+        return SlotTrainer(data_collator=slots, **common)
+    collator = DistillCollator(pad)
     settings = {"retain": recipe.train.retain, "temperature": recipe.train.teacher_temperature}
     return DistillTrainer(data_collator=collator, **settings, **common)
 

@@ -20,16 +20,18 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
+from headstart.acceptance import Rule, greedy, rule
 from headstart.autoregressive import common_prefix
 from headstart.batch import BatchDecoder
 from headstart.decoder import Answer
+from headstart.decoders import OneByOne, batch_decoder, walk
 from headstart.prompt import Renderer
 from headstart.request import Message, Request
 from headstart.residual import kept_share, residual, speedup
 from headstart.sentences import split
 from recipes.errors import UserError
 from recipes.run_folder import digest
-from recipes.schema import Recipe, Train
+from recipes.schema import Recipe, Slots, Train
 from train.distill import kl_divergence
 from train.trainer import CHUNK, labelled_logits, padded
 
@@ -71,7 +73,7 @@ class Watcher:
 
     def __init__(self, recipe: Recipe, renderer: Renderer, stop_ids: frozenset[int], heldout: Path) -> None:
         state, settings = PartialState(), recipe.train
-        self.renderer, self.stop_ids = renderer, stop_ids
+        self.renderer, self.stop_ids, self.recipe = renderer, stop_ids, recipe
         self.limit, self.system = settings.watch_max_new_tokens, recipe.prompt.system_message
         found = watched_requests(heldout, settings.watch_requests, recipe.run.seed)
         requests = [r for r in found if len(self._prompt(r, len(r.sentences))) <= settings.max_length]
@@ -90,17 +92,45 @@ class Watcher:
         return watched(gather_object(mine), step, time.monotonic() - began)
 
     def _look_at(self, adapted: Any, requests: Sequence[Request]) -> list[Seen]:
-        decoder = BatchDecoder(adapted.get_base_model(), self.stop_ids, self.limit, self.batch_size)
+        model, ends = adapted.get_base_model(), self.stop_ids
+        decoder = batch_decoder(model, self.renderer, ends, self.limit, self.batch_size, *self._rule())
         if fresh := [request for request in requests if request.id not in self.answers]:
             with adapted.disable_adapter():
                 plain = decoder.advance([self.renderer.prompt(r.text, r.history) for r in fresh])
             self.answers |= {r.id: found.answer for r, found in zip(fresh, plain, strict=True)}
-        drafts = self._answers(decoder, requests, 1, [Answer()] * len(requests))
-        streams = self._answers(decoder, requests, 0, drafts)
+        if isinstance(decoder, BatchDecoder):
+            found = self._streamed(decoder, requests)
+        else:
+            found = self._walked(decoder, requests)
         parts = [requests[i : i + TOGETHER] for i in range(0, len(requests), TOGETHER)]
         divergences = [divergence for part in parts for divergence in self._drift(adapted, part)]
         lengths = [len(self.answers[request.id].tokens) for request in requests]
-        return list(map(self._seen, drafts, streams, divergences, lengths))
+        together = zip(found, divergences, lengths, strict=True)
+        return [Seen(share, times, divergence, tokens) for (share, times), divergence, tokens in together]
+
+    def _rule(self) -> tuple[Slots, Rule]:
+        """Slots and acceptance rule: an autoregressive model is watched under `greedy`."""
+        autoregressive = self.renderer.family.decoder == "autoregressive"
+        return self.recipe.slots, greedy if autoregressive else rule(self.recipe.eval)
+
+    def _walked(self, decoder: OneByOne, requests: Sequence[Request]) -> list[tuple[float | None, float | None]]:
+        """Kept share and speedup of each request, walked sentence by sentence, by the hook's counts."""
+        paths = [[self._prompt(r, i) for i in range(1, 1 + len(r.sentences))] for r in requests]
+        base, steps = decoder.advance([path[-1] for path in paths]), walk(decoder, paths)
+        return [
+            self._figures(path[-2].answer, path[-1].answer, path[-1].kept, plain.passes, path[-1].passes)
+            for plain, path in zip(base, steps, strict=True)
+        ]
+
+    def _streamed(self, decoder: BatchDecoder, requests: Sequence[Request]) -> list[tuple[float | None, float | None]]:
+        """Kept share and speedup of each request: from its draft and its answer, each decoded once."""
+        drafts = self._answers(decoder, requests, 1, [Answer()] * len(requests))
+        streams = self._answers(decoder, requests, 0, drafts)
+        found = []
+        for draft, stream in zip(drafts, streams, strict=True):
+            whole, kept = len(stream.tokens), common_prefix(draft.tokens, stream.tokens)  # what one pass would keep
+            found.append(self._figures(draft, stream, kept, residual(whole, 0), residual(whole, kept)))
+        return found
 
     def _answers(
         self, decoder: BatchDecoder, requests: Sequence[Request], unseen: int, otherwise: Sequence[Answer]
@@ -115,14 +145,14 @@ class Watcher:
         self.seen |= {(r.id, unseen): advance.answer for r, advance in zip(requests, found, strict=True)}
         return [advance.answer for advance in found]
 
-    def _seen(self, draft: Answer, stream: Answer, divergence: float, tokens: int) -> Seen:
+    def _figures(
+        self, draft: Answer, stream: Answer, kept: int, base_passes: int, stream_passes: int
+    ) -> tuple[float | None, float | None]:
         if not self.renderer.text(stream.written).strip():
-            return Seen(None, None, divergence, tokens)
+            return None, None
         written = bool(draft.written)
-        kept = common_prefix(draft.tokens, stream.tokens)  # what one pass over the draft would keep
         share = kept_share(len(draft.tokens) * written, kept * written)
-        whole = len(stream.tokens)
-        return Seen(share, speedup(residual(whole, 0), residual(whole, kept)), divergence, tokens)
+        return share, speedup(base_passes, stream_passes)
 
     @torch.inference_mode()
     def _drift(self, adapted: Any, requests: Sequence[Request]) -> list[float]:
