@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from peft import PeftModel
 
+from headstart import decoders
 from headstart import model as loading
 from headstart.acceptance import rule
-from headstart.autoregressive import AutoregressiveDecoder
 from headstart.batch import BatchDecoder
 from headstart.family import stop_ids
 from headstart.prompt import Renderer, renderer
@@ -35,15 +35,22 @@ class Arm:
         """Ids of the prompt for the request's first `sentences` sentences."""
         return self.renderer.prompt(request.prefix(sentences), request.history, self.system)
 
-    def batch_decoder(self) -> BatchDecoder:
-        """Many requests abreast, under the recipe's rule."""
-        settings = self.recipe.eval
-        return BatchDecoder(self.model, self.stop_ids, settings.max_new_tokens, settings.batch_size, rule(settings))
+    @property
+    def by_prefix(self) -> bool:
+        """Whether a draft depends on its prefix alone, and not on the drafts before it."""
+        return self.renderer.family.decoder == "autoregressive" and self.recipe.eval.acceptance == "greedy"
 
-    def decoder(self) -> AutoregressiveDecoder:
-        """One request at a time, under the recipe's rule."""
-        settings = self.recipe.eval
-        return AutoregressiveDecoder(self.model, self.stop_ids, settings.max_new_tokens, rule(settings))
+    def batch_decoder(self, benchmark: str = "") -> BatchDecoder | decoders.OneByOne:
+        """Many requests of a benchmark, under the recipe's rule."""
+        settings, slots = self.recipe.eval, self.recipe.slots.of(benchmark)
+        size = (settings.max_new_tokens, settings.batch_size)
+        return decoders.batch_decoder(self.model, self.renderer, self.stop_ids, *size, slots, rule(settings))
+
+    def decoder(self, benchmark: str = "") -> decoders.SingleDecoder:
+        """One request of a benchmark at a time, under the recipe's rule."""
+        settings, slots = self.recipe.eval, self.recipe.slots.of(benchmark)
+        limit = settings.max_new_tokens
+        return decoders.single_decoder(self.model, self.renderer, self.stop_ids, limit, slots, rule(settings))
 
 
 def needed(invocation: Invocation) -> dict[str, str]:

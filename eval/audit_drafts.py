@@ -45,16 +45,18 @@ class Offer:
 
 @dataclass(frozen=True)
 class Judged:
-    """What one verification pass says about a draft of n tokens.
+    """What a verification says about a draft of n tokens.
 
     `kept` and `kept_threshold`: leading tokens that `greedy` and the threshold rule keep. `top`: tokens anywhere in the
     draft that are the most likely one in their place. `probabilities`: (n,), softmax in float32, no temperature.
+    `passes`: what it cost.
     """
 
     kept: int
     kept_threshold: int
     top: int
     probabilities: tuple[float, ...]
+    passes: int
 
 
 def audit(arm: Arm, requests: Mapping[str, Sequence[Request]]) -> list[dict[str, Any]]:
@@ -147,7 +149,7 @@ def judge(arm: Arm, offered: Sequence[Offer]) -> list[Judged]:
         return [passes, scores >= tau]
 
     kept = decoder.verify(prompts, [Answer(offer.tokens) for offer in offered], rules)
-    return [Judged(strict.kept, loose.kept, *seen[place]) for place, (strict, loose) in enumerate(kept)]
+    return [Judged(strict.kept, loose.kept, *seen[place], strict.passes) for place, (strict, loose) in enumerate(kept)]
 
 
 def _answers(arm: Arm, requests: Sequence[Request], unseen: int, what: str) -> dict[str, Answer]:
@@ -175,5 +177,6 @@ def _record(arm: Arm, offer: Offer, judged: Judged) -> dict[str, Any]:
         "top_tokens": judged.top,
         "median_probability": statistics.median(chances),
         "first_wrong_probability": wrong[0] if wrong else None,
+        "passes": judged.passes,
         "probabilities": chances,
     }

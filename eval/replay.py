@@ -15,11 +15,12 @@ from typing import Any
 
 from eval.arms import Arm
 from headstart.autoregressive import common_prefix
-from headstart.batch import Advance
+from headstart.batch import Advance, BatchDecoder
 from headstart.decoder import Answer
+from headstart.decoders import walk
 from headstart.lookup import lookup_passes, pieces
 from headstart.request import Request
-from headstart.residual import residual, residual_paper, total_passes
+from headstart.residual import residual, residual_paper, residual_paper_slots, total_passes
 
 COUNTS = (
     "base_passes",
@@ -108,10 +109,10 @@ def _unfit(arm: Arm, request: Request) -> str | None:
 def _run(arm: Arm, requests: Sequence[Request]) -> list[Replayed]:
     if not requests:
         return []
-    decoder = arm.batch_decoder()
+    decoder = arm.batch_decoder(requests[0].source)
     whole = [arm.prompt(request, len(request.sentences)) for request in requests]
     base = decoder.advance(whole, progress=counted("base answers", len(whole)))
-    if arm.recipe.eval.acceptance == "greedy":
+    if arm.by_prefix:
         paths = _abreast(arm, requests)
         drafts = [path[-1].answer for path in paths]
         streams = decoder.advance(whole, drafts, counted("streamed answers", len(whole)))
@@ -142,19 +143,15 @@ def _updates_of(answers: Sequence[Answer]) -> Iterator[Advance]:
 
 def _walk(arm: Arm, requests: Sequence[Request]) -> list[tuple[Advance, ...]]:
     """Each request's steps, one for each sentence; requests that have an i-th sentence take step i together."""
-    decoder = arm.batch_decoder()
-    steps: list[list[Advance]] = [[] for _ in requests]
-    for i in range(1, 1 + max(len(request.sentences) for request in requests)):
-        rows = [row for row, request in enumerate(requests) if len(request.sentences) >= i]
-        prompts = [arm.prompt(requests[row], i) for row in rows]
-        for row, step in zip(rows, decoder.advance(prompts, [_held(steps[row]) for row in rows]), strict=True):
-            steps[row].append(step)
-    return [tuple(taken) for taken in steps]
+    decoder = arm.batch_decoder(requests[0].source)
+    paths = [[arm.prompt(request, i) for i in range(1, 1 + len(request.sentences))] for request in requests]
+    return walk(decoder, paths)
 
 
 def _look_up(arm: Arm, whole: Sequence[Sequence[int]], runs: Sequence[Replayed]) -> list[Replayed]:
     """The runs with their `lookups`. Raises RuntimeError where the hook's counts are not what the answers imply."""
     decoder, made = arm.batch_decoder(), {}
+    assert isinstance(decoder, BatchDecoder)  # the schema allows look-ups for these alone
     held = [run.draft for run in runs]
     sides = {
         "base": ([Answer()] * len(runs), [[prompt] for prompt in whole]),
@@ -183,10 +180,6 @@ def counted(what: str, total: int) -> Callable[[int], None]:
     return say
 
 
-def _held(steps: Sequence[Advance]) -> Answer:
-    return steps[-1].answer if steps else Answer()
-
-
 def _line(arm: Arm, run: Replayed, full: bool) -> dict[str, Any]:
     base, stream = run.base.answer, run.stream.answer
     sides = {"base": base, "stream": stream}
@@ -194,8 +187,11 @@ def _line(arm: Arm, run: Replayed, full: bool) -> dict[str, Any]:
         if not arm.renderer.text(answer.written).strip():
             line = _excluded(run.request, f"empty answer ({name})")
             return line | {side: _answer(arm, given) for side, given in {**sides, "draft": run.draft}.items()}
-    _agree(run.request.id, "base", run.base.passes, residual(len(base.tokens), 0))
-    _agree(run.request.id, "stream", run.stream.passes, residual(len(stream.tokens), run.stream.kept))
+    paper = residual_paper_slots(run.stream.passes)
+    if arm.renderer.family.decoder == "autoregressive":
+        _agree(run.request.id, "base", run.base.passes, residual(len(base.tokens), 0))
+        _agree(run.request.id, "stream", run.stream.passes, residual(len(stream.tokens), run.stream.kept))
+        paper = residual_paper(len(stream.tokens), run.stream.kept)
     return {
         "id": run.request.id,
         "benchmark": run.request.source,
@@ -205,7 +201,7 @@ def _line(arm: Arm, run: Replayed, full: bool) -> dict[str, Any]:
         "stream": _answer(arm, stream),
         "base_passes": run.base.passes,
         "stream_passes": run.stream.passes,
-        "stream_passes_paper": residual_paper(len(stream.tokens), run.stream.kept),
+        "stream_passes_paper": paper,
         **_looked_up(run),
         "draft_tokens": len(run.draft.tokens) if run.draft.written else 0,
         "kept_tokens": run.stream.kept if run.draft.written else 0,

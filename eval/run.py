@@ -22,7 +22,7 @@ from eval import arms, gold, metrics, shards, suite, timing
 from eval.lines import read_whole_lines
 from eval.sweep import frontier
 from eval.typing_time import time_to_draft
-from headstart import launch
+from headstart import decoders, launch
 from headstart import model as loading
 from headstart.prompt import renderer
 from headstart.request import Request
@@ -68,6 +68,7 @@ def replay_arm(invocation: Invocation, state: PartialState) -> None:
         "prompt": recipe.prompt.model_dump(),
         "seed": recipe.run.seed,
         "weights": weights,
+        **decoders.settings_of(recipe),
         **hashes,
     }
     folder = invocation.run_dir / "eval" / arm_name
@@ -135,7 +136,7 @@ def fill(
         "typing": time_to_draft(by_benchmark, timings, recipe.eval.chars_per_second, *how),
         "frontier": frontier(read_whole_lines(step.partial / "sweep.jsonl"), *how),
         "settings": {
-            **{key: step.settings[key] for key in ("eval", "model", "prompt", "seed")},
+            **{key: step.settings[key] for key in ("eval", "model", "prompt", "seed", "slots") if key in step.settings},
             **decoding,
             "end_tokens": ends,
         },

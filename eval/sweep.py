@@ -16,7 +16,7 @@ from torch import Tensor
 
 from eval import metrics
 from eval.arms import Arm
-from eval.replay import Replayed, counted, lines_of, reasons_against
+from eval.replay import Replayed, counted, lines_of, reasons_against, replay
 from headstart.acceptance import everything, thresholds
 from headstart.batch import Advance, BatchDecoder
 from headstart.decoder import Answer
@@ -39,11 +39,19 @@ def sweep(
 
     In float32 they are equal to those, field by field; what the arm's recipe says of acceptance plays no part.
     """
+    if arm.renderer.family.decoder != "autoregressive":  # nothing is shared: the rest of an answer is decoded in slots
+        return {tau: replay(_at(arm, tau), requests, unfit) for tau in taus}
     reasons = reasons_against(arm, requests, unfit)
     fit = [request for request in requests if reasons[request.id] is None]
     base, steps = _walk(arm, fit, taus) if fit else ([], {})
     runs = {tau: [Replayed(r, base[row], tuple(steps[row, tau])) for row, r in enumerate(fit)] for tau in taus}
     return {tau: lines_of(arm, requests, reasons, runs[tau], full=True) for tau in taus}
+
+
+def _at(arm: Arm, tau: float) -> Arm:
+    """The arm under this threshold."""
+    settings = arm.recipe.eval.model_copy(update={"acceptance": "threshold", "tau": tau})
+    return replace(arm, recipe=arm.recipe.model_copy(update={"eval": settings}))
 
 
 def frontier(lines: Sequence[Line], confidence: float, samples: int, seed: int) -> list[dict[str, Any]]:
@@ -72,6 +80,7 @@ def _chosen(figures: Mapping[str, Any]) -> dict[str, Any]:
 def _walk(arm: Arm, requests: Sequence[Request], taus: Sequence[float]) -> tuple[list[Advance], Steps]:
     """The base answers, and each tau's steps; requests that have an i-th sentence take step i together."""
     decoder = arm.batch_decoder()
+    assert isinstance(decoder, BatchDecoder)
     prompts = [[arm.prompt(request, i) for i in range(1, 1 + len(request.sentences))] for request in requests]
     base = decoder.advance([path[-1] for path in prompts], progress=counted("sweep, base answers", len(requests)))
     first = decoder.advance([path[0] for path in prompts], progress=counted("sweep, first drafts", len(requests)))

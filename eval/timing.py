@@ -1,5 +1,6 @@
 """Wall clock of single requests, base and stream in turn, on an idle device after a warm-up."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -7,8 +8,8 @@ from typing import Any, TypeVar
 from eval.arms import Arm
 from eval.lines import append, read_whole_lines
 from eval.replay import draft_of
-from headstart.autoregressive import AutoregressiveDecoder
 from headstart.decoder import Answer, Verified, now
+from headstart.decoders import SingleDecoder
 from headstart.request import Request
 
 T = TypeVar("T")
@@ -37,10 +38,10 @@ def time_all(arm: Arm, requests: Requests, lines: Mapping[str, Any], path: Path)
 
 
 def warm_up(arm: Arm, request: Request) -> None:
-    """One untimed pass and a few tokens: the first call pays for set-up."""
-    decoder = AutoregressiveDecoder(arm.model, arm.stop_ids, limit=4)
+    """A few untimed passes: the first call pays for set-up."""
+    decoder, passes = arm.decoder(request.source), itertools.count(1)
     prompt = arm.prompt(request, len(request.sentences))
-    decoder.decode(prompt, decoder.verify(prompt, Answer()).answer)
+    decoder.decode(prompt, decoder.verify(prompt, Answer()).answer, lambda: next(passes) > 3)
 
 
 def time_request(arm: Arm, request: Request, line: Mapping[str, Any], stream_first: bool) -> dict[str, Any]:
@@ -52,7 +53,7 @@ def time_request(arm: Arm, request: Request, line: Mapping[str, Any], stream_fir
     the last one is `stream_seconds`. `base_tokens` and `stream_tokens` say what was decoded here, one request at a
     time.
     """
-    decoder = arm.decoder()
+    decoder = arm.decoder(request.source)
     whole, draft = arm.prompt(request, len(request.sentences)), draft_of(line)
     updates: list[float] = []
 
@@ -100,20 +101,20 @@ def noise_floor(lines: Mapping[str, Mapping[str, Any]], timings: list[dict[str, 
     }
 
 
-def _update(decoder: AutoregressiveDecoder, prompt: list[int], draft: Answer) -> tuple[float, float, Answer]:
+def _update(decoder: SingleDecoder, prompt: list[int], draft: Answer) -> tuple[float, float, Answer]:
     """Seconds of the verification, seconds of the decoding after it, and the answer."""
     verification, verified = _timed(decoder, lambda: decoder.verify(prompt, draft))
     rest, answer = _timed(decoder, lambda: decoder.decode(prompt, verified.answer))
     return verification, rest, answer
 
 
-def _timed(decoder: AutoregressiveDecoder, work: Callable[[], T]) -> tuple[float, T]:
+def _timed(decoder: SingleDecoder, work: Callable[[], T]) -> tuple[float, T]:
     begin = now(decoder.model.device)
     done = work()
     return now(decoder.model.device) - begin, done
 
 
-def _updates(arm: Arm, decoder: AutoregressiveDecoder, request: Request) -> list[float]:
+def _updates(arm: Arm, decoder: SingleDecoder, request: Request) -> list[float]:
     """The seconds of each update before the last sentence, as a session walks them."""
     draft, seconds = Answer(), []
     for i in range(1, len(request.sentences)):

@@ -228,7 +228,7 @@ def test_a_verifier_that_looks_is_found_out(arm, looking, lines):
 
 def line(name, **kept):
     """A line whose drafts of ten tokens, two of them right (the control's all), keep so many."""
-    draft = {"kept_tokens_threshold": 0, "median_probability": 0.5, "first_wrong_probability": 0.1}
+    draft = {"kept_tokens_threshold": 0, "median_probability": 0.5, "first_wrong_probability": 0.1, "passes": 1}
     of = {
         kind: draft | {"tokens": [1] * 10, "right_tokens": 10 if kind == "control" else 2, "kept_tokens": k}
         for kind, k in kept.items()
