@@ -56,14 +56,16 @@ def test_every_script_call_resolves(command, capsys):
 def test_every_path_and_key_named_in_readme_exists():
     for path in re.findall(r"`((?:recipes|headstart|eval|data_builders|train|configs|tests)/[\w./-]*)`", README):
         assert (ROOT / path).exists(), path
-    for key in re.findall(r"`(?:\w+ )?((?:run|model|prompt|data|train|merge|eval|report)\.\w+)(?:=[^`]*)?`", README):
+    for key in re.findall(
+        r"`(?:\w+ )?((?:run|model|prompt|data|slots|train|merge|eval|report)\.\w+)(?:=[^`]*)?`", README
+    ):
         section, name = key.split(".")
         if name not in ("py", "html", "md", "json"):
             assert name in type(getattr(Recipe(), section)).model_fields, key
 
 
 def test_recipes_named_in_readme_are_those_that_exist():
-    known = {"smollm2", "smollm2-long", "qwen3", "llama3", "gemma3"}
+    known = {"smollm2", "smollm2-long", "smollm2-six", "qwen3", "llama3", "gemma3"}
     assert known | {"refusion-prefix-to-answer", "refusion-draft-refinement"} == set(names())
     assert all(name in README for name in names())
 
