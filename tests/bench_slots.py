@@ -1,5 +1,5 @@
 """Slot decoding of the laboratory's model against one token a pass by the same network, and against the described steps
-without a cache. Run by `make bench`. Exits with 1 where a token differs, or where the cache gains less than 1.5 times.
+without a cache: python tests/bench_slots.py. Exits with 1 where a token differs or the cache gains less than 1.5 times.
 """
 
 import json

@@ -40,8 +40,8 @@ KINDS = ("spec", "late", "free")
 PLACES = 48  # places of an answer
 HELD_OUT = 320  # requests of each kind
 PAIRS = 1200  # requests of each kind for adaptation, apart from those the models are made of
-STEPS = {"slots": 2500, "bidirectional": 2500}
-BATCH = 48
+STEPS = {"slots": 4000, "bidirectional": 4000}
+BATCH = 16
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -52,8 +52,8 @@ OPERATIONS = {
     "add {}": ("x = x + {}", lambda x, n: x + n),
     "subtract {}": ("x = x - {}", lambda x, n: x - n),
     "multiply by {}": ("x = x * {}", lambda x, n: x * n),
-    "take the larger of it and {}": ("x = max ( x , {} )", max),
-    "take the smaller of it and {}": ("x = min ( x , {} )", min),
+    "take the larger of it and {}": ("x = x max {}", max),
+    "take the smaller of it and {}": ("x = x min {}", min),
 }
 NAMES = ("first", "step", "price", "score", "level", "count", "total", "rate")
 WORDS = ("red", "blue", "fox", "cat", "tree", "lamp", "rain", "moon", "salt", "door", "bird", "sand")
