@@ -9,6 +9,7 @@ from eval import extract
 from eval.benchmarks import mbpp
 from headstart import model as loading
 from headstart import sentences
+from headstart.decoders import settings_of
 from headstart.prompt import Renderer
 from recipes import run_folder
 from recipes.errors import UserError
@@ -75,7 +76,7 @@ def step_settings(recipe: Recipe, rendering: Renderer, inputs: Inputs) -> dict[s
         "duplicates": duplicates.VERSION,
         "sentence_rule": sentences.RULE_VERSION,
         "renderer": rendering.fingerprint,
-        "model": weights if making.needs_model(recipe.data) else None,
+        "model": {**weights, **settings_of(recipe)} if making.needs_model(recipe.data) else None,
     }
 
 

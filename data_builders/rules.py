@@ -13,7 +13,7 @@ turn), too long, one sentence (nothing can be held back).
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from data_builders.corpora.protocol import Conversation, Unusable
@@ -50,25 +50,18 @@ _MARKER = re.compile(rf"^[ \t]*(?:#{{2,3}}[ \t]?{_NAMES}[ \t]*:|###{_NAMES}\b|<\
 
 @dataclass(frozen=True)
 class Rules:
-    """The part of a recipe that decides here.
-
-    `own_answers`: the model's own will take the answer's place, in every corpus, or in those of `own_answers_of`.
-    """
+    """The part of a recipe that decides here. `answers_of` says of a corpus whether the model itself will answer."""
 
     languages: frozenset[str]
     flagged: str
     redacted: str
     max_characters: int
-    own_answers: bool
-    own_answers_of: frozenset[str] = frozenset()
+    answers_of: Callable[[str], str]
 
 
 def rules(data: Data) -> Rules:
     """The rules of a recipe."""
-    own = frozenset(name for name in data.corpora if data.answers_of(name) == "self")
-    return Rules(
-        frozenset(data.languages), data.flagged, data.redacted, data.max_characters, data.answers == "self", own
-    )
+    return Rules(frozenset(data.languages), data.flagged, data.redacted, data.max_characters, data.answers_of)
 
 
 def admit(found: Conversation, source: str, rules: Rules) -> tuple[Request, list[str]]:
@@ -82,7 +75,7 @@ def admit(found: Conversation, source: str, rules: Rules) -> tuple[Request, list
     if _SURROGATE.search(found.id + json.dumps(dict(found.extra), ensure_ascii=False)):
         raise Unusable("malformed row", "id: a lone surrogate")
     repairs: list[str] = []
-    own_answer = rules.own_answers or source in rules.own_answers_of
+    own_answer = rules.answers_of(source) == "self"
     *history, turn = _alternating(_cleaned(found.turns, repairs), own_answer, repairs)
     answer = None
     if turn.role == "assistant":

@@ -38,6 +38,10 @@ def attention(recipe: Recipe) -> tuple[str, str]:
 def check(recipe: Recipe) -> None:
     """Raise UserError, before anything is loaded, where a kernel or package that the recipe asks for is not here."""
     attention(recipe)
+    if loading.family(recipe.model).decoder == "bidirectional":
+        raise UserError(
+            f"model.family={recipe.model.family}: such a model can be evaluated and audited, not trained here"
+        )
     on_gpu = loading.device(recipe.model).type == "cuda"
     if recipe.train.liger and not (on_gpu and _installed("liger_kernel")):
         why = "pip install liger-kernel" if on_gpu else "its kernels need a GPU; set train.liger=false"

@@ -140,16 +140,9 @@ def batch(rows: Sequence[Arranged], pad: int) -> dict[str, Tensor]:
 class SlotTrainer(LabelledTrainer):
     """LabelledTrainer with the loss replaced. Its batches come from `SlotCollator`."""
 
-    def compute_loss(
-        self,
-        model: Any,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """The batch's part of the step's loss; processes average gradients, hence the factor."""
-        loss = self.summed_loss(model, inputs) * self.accelerator.num_processes
-        return (loss, {}) if return_outputs else loss
+    def share(self, loss: Tensor, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None) -> Tensor:
+        """The weights hold the whole step already; processes average gradients, hence the factor."""
+        return loss * self.accelerator.num_processes
 
     def summed_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """Weighted sum of the labels' negative log-likelihoods in nats: a float32 scalar."""

@@ -32,12 +32,14 @@ class LabelledTrainer(SFTTrainer):
 
         `num_items_in_batch` counts the labels of every process; processes average gradients, hence the factor.
         """
-        loss = self.summed_loss(model, inputs)
-        if num_items_in_batch is None:
-            loss = loss / (inputs["labels"][:, 1:] != IGNORED).sum()
-        else:
-            loss = loss / num_items_in_batch * self.accelerator.num_processes
+        loss = self.share(self.summed_loss(model, inputs), inputs, num_items_in_batch)
         return (loss, {}) if return_outputs else loss
+
+    def share(self, loss: Tensor, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None) -> Tensor:
+        """A batch's summed loss as its part of the step's."""
+        if num_items_in_batch is None:
+            return loss / (inputs["labels"][:, 1:] != IGNORED).sum()
+        return loss / num_items_in_batch * self.accelerator.num_processes
 
     def summed_loss(self, model: Any, inputs: dict[str, Any]) -> Tensor:
         """Negative log-likelihood of the labels in nats, summed over the batch: a float32 scalar."""
