@@ -16,6 +16,7 @@ from headstart.model import load_model, load_tokenizer
 from recipes.errors import UserError
 from recipes.loader import parse
 from recipes.schema import Model, Slots
+from train import base
 
 MASK, END = 96, 2
 PROMPT = [11, 12, 13, 14, 15]
@@ -152,3 +153,8 @@ def test_a_hub_models_code_has_to_be_pinned(capsys):
     with pytest.raises(UserError, match=r"a pinned model\.revision"):
         parse([*given, "model.trust_remote_code=true", "model.revision=main"])
     parse([*given, "model.trust_remote_code=true", f"model.revision={'a' * 40}"])
+
+
+def test_a_bidirectional_model_is_not_trained():
+    with pytest.raises(UserError, match="can be evaluated and audited, not trained"):
+        base.check(parse(["recipe=smollm2", "model.family=bidirectional", "eval.replay=full"]).recipe)
