@@ -58,10 +58,7 @@ class OneByOne:
             with PassCounter(self.model) as counter:
                 verified = self.decoder.verify(prompt, draft)
                 answer = self.decoder.decode(prompt, verified.answer)
-            passes = len(self.decoder.calls)
-            if passes != (counter.texts if isinstance(self.decoder, BidirectionalDecoder) else counter.calls):
-                raise RuntimeError(f"the hook counted {counter.calls} passes, the decoder {passes}")
-            results.append(Advance(answer, verified.kept, passes))
+            results.append(Advance(answer, verified.kept, self._passes(counter)))
             if number % self.batch_size == 0 or number == len(prompts):
                 progress((number - 1) % self.batch_size + 1)
         return results
@@ -72,10 +69,18 @@ class OneByOne:
         for place, (prompt, draft) in enumerate(zip(prompts, drafts, strict=True)):
             self.decoder.forget()
             self.decoder.calls.clear()
-            logits, drafted = self.decoder.scores(prompt, draft)
-            kept, passes = [leading_run(passed) for passed in rules(place, logits, drafted)], len(self.decoder.calls)
+            with PassCounter(self.model) as counter:
+                logits, drafted = self.decoder.scores(prompt, draft)
+            kept, passes = [leading_run(passed) for passed in rules(place, logits, drafted)], self._passes(counter)
             results.append([Advance(Answer(draft.tokens[:run]), run, passes) for run in kept])
         return results
+
+    def _passes(self, counter: PassCounter) -> int:
+        """What the hook counted; copies of a text that a bidirectional decoder reads abreast are a pass each."""
+        passes = counter.texts if isinstance(self.decoder, BidirectionalDecoder) else counter.calls
+        if passes != len(self.decoder.calls):
+            raise RuntimeError(f"the hook counted {passes} passes, the decoder {len(self.decoder.calls)}")
+        return passes
 
 
 def single_decoder(

@@ -42,6 +42,13 @@ class Family:
     own_code: bool = False
 
 
+_SMOLLM2 = Family(
+    name="smollm2",
+    model_types=("llama",),
+    system_role="turn",
+    end_of_turn="<|im_end|>",
+    stop_tokens=("<|im_end|>", "<|endoftext|>"),
+)
 _QWEN3 = Family(
     name="qwen3",
     model_types=("qwen3",),
@@ -56,13 +63,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         row.name: row
         for row in (
-            Family(
-                name="smollm2",
-                model_types=("llama",),
-                system_role="turn",
-                end_of_turn="<|im_end|>",
-                stop_tokens=("<|im_end|>", "<|endoftext|>"),
-            ),
+            _SMOLLM2,
             _QWEN3,
             replace(_QWEN3, name="refusion", decoder="slot-diffusion", mask_token="<|mask|>"),
             Family(
@@ -76,23 +77,19 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
                 mask_token="<|mdm_mask|>",
                 own_code=True,
             ),
-            Family(
+            replace(
+                _SMOLLM2,
                 name="dream",
                 model_types=("Dream",),
-                system_role="turn",
-                end_of_turn="<|im_end|>",
-                stop_tokens=("<|im_end|>", "<|endoftext|>"),
                 decoder="bidirectional",
                 mask_token="<|mask|>",
                 shifted=True,
                 own_code=True,
             ),
-            Family(  # a model of transformers' own that attends both ways: the laboratory's
+            replace(  # a model of transformers' own that attends both ways: the laboratory's
+                _SMOLLM2,
                 name="bidirectional",
                 model_types=("gemma3_text",),
-                system_role="turn",
-                end_of_turn="<|im_end|>",
-                stop_tokens=("<|im_end|>", "<|endoftext|>"),
                 decoder="bidirectional",
                 mask_token="<|mask|>",
             ),
