@@ -135,7 +135,7 @@ def test_endless_answers_are_killed(kind: str, no_trace: dict[str, str]) -> None
 
 def test_greedy_answers_are_stopped(kind: str, no_trace: dict[str, str]) -> None:
     free = psutil.virtual_memory().available
-    found = notes(GREEDY, kind, no_trace, Limits(seconds=2, memory_mb=512), workers=2)
+    found = notes(GREEDY, kind, no_trace, Limits(seconds=8, memory_mb=512), workers=2)
     for name, note in {
         "big list": "memory",
         "growing": "memory",
