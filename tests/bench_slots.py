@@ -1,15 +1,20 @@
 """Slot decoding of the laboratory's model against one token a pass by the same network, and against the described steps
-without a cache: python tests/bench_slots.py. Exits with 1 where a token differs or the cache gains less than 1.5 times.
+without a cache. Run by `make bench`.
+
+One thread, each prompt three times on each side, the best counts. One token a pass is a reading that training gave the
+network inside of slots only: its answers may be others, so their tokens are told, and how many are right. Exits with 1
+where a token differs from the one without a cache, or the cache gains less than 1.5 times.
 """
 
 import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from laboratory import KINDS, PLACES, folder
+from laboratory import DECODING, KINDS, PLACES, folder
 from slot_transcription import Transcription
 
 from headstart import model as loading
@@ -19,11 +24,10 @@ from headstart.decoders import single_decoder
 from headstart.family import FAMILIES, stop_ids
 from headstart.prompt import renderer
 from headstart.slot_diffusion import SlotDiffusionDecoder
-from recipes.schema import Model, Slots
+from recipes.schema import Model
 
 REQUESTS = 16  # of each kind
 LEAST = 1.5
-SETTINGS = Slots(slot_size=8, serial_blocks=1, slot_threshold=0.9, token_threshold=0.4)
 
 
 def main() -> None:
@@ -31,38 +35,50 @@ def main() -> None:
     settings = Model(name=str(folder() / "slots"), family="refusion", dtype="float32", device="cpu")
     tokenizer, model = loading.load_tokenizer(settings), loading.load_model(settings)
     rendering, ends = renderer(tokenizer, FAMILIES["refusion"]), stop_ids(FAMILIES["refusion"], tokenizer, model)
-    slots = single_decoder(model, rendering, ends, PLACES, SETTINGS)
+    slots = single_decoder(model, rendering, ends, PLACES, DECODING)
     assert isinstance(slots, SlotDiffusionDecoder)
-    plain = Transcription(model, ends, slots.mask_id, SETTINGS)
+    plain = Transcription(model, ends, slots.mask_id, DECODING)
     one = AutoregressiveDecoder(model, ends, PLACES)
     slow = []
+    print("kind, side: exact answers, tokens a pass, median passes, milliseconds an answer")
     for kind in KINDS:
-        lines = (folder() / f"{kind}.jsonl").read_text().splitlines()[:REQUESTS]
-        prompts = [rendering.prompt(json.loads(line)["text"]) for line in lines]
+        rows = [json.loads(line) for line in (folder() / f"{kind}.jsonl").read_text().splitlines()[:REQUESTS]]
+        prompts = [rendering.prompt(row["text"]) for row in rows]
         sides = {
             "slots": slots_answer(slots),
-            "without cache": transcribed(plain),
+            "slots without a cache": transcribed(plain),
             "a token a pass": token_by_token(one),
         }
         found = {name: measured(model, prompts, answer) for name, answer in sides.items()}
-        assert found["slots"][0] == found["without cache"][0], f"{kind}: a token differs"
-        for name, (_, passes, seconds) in found.items():
+        assert found["slots"].tokens == found["slots without a cache"].tokens, f"{kind}: a token differs"
+        for name, side in found.items():
+            texts = [rendering.text(tokens[:-1]) for tokens in side.tokens]
+            right = sum(text == row["reference"] for text, row in zip(texts, rows, strict=True))
+            each = sum(map(len, side.tokens)) / sum(side.passes)
             print(
-                f"{kind}, {name}: median {statistics.median(passes):.0f} passes, {sum(seconds) / len(seconds):.4f} s",
+                f"{kind}, {name}: {right}/{len(rows)}, {each:.2f}, {statistics.median(side.passes):.1f}, "
+                f"{1000 * statistics.mean(side.seconds):.1f}",
                 flush=True,
             )
-        gained = sum(found["without cache"][2]) / sum(found["slots"][2])
-        against = sum(found["a token a pass"][2]) / sum(found["slots"][2])
+        gained = sum(found["slots without a cache"].seconds) / sum(found["slots"].seconds)
+        against = sum(found["a token a pass"].seconds) / sum(found["slots"].seconds)
         print(f"{kind}: {gained:.2f}x as fast as without a cache, {against:.2f}x as fast as a token a pass", flush=True)
         slow += [kind] if gained < LEAST else []
     if slow:
         raise SystemExit(f"the cache gains less than {LEAST}x on {', '.join(slow)}")
 
 
-def measured(
-    model: Any, prompts: Sequence[list[int]], answer: Callable[[list[int]], list[int]]
-) -> tuple[list[list[int]], list[int], list[float]]:
-    """Tokens, passes by the hook, and seconds of each prompt, the best of three."""
+@dataclass(frozen=True)
+class Side:
+    """Of each prompt: the answer's tokens, its passes by the hook, and its seconds."""
+
+    tokens: list[list[int]]
+    passes: list[int]
+    seconds: list[float]
+
+
+def measured(model: Any, prompts: Sequence[list[int]], answer: Callable[[list[int]], list[int]]) -> Side:
+    """What answering each prompt takes, the best of three."""
     tokens, passes, seconds = [], [], []
     for prompt in prompts:
         times = []
@@ -74,7 +90,7 @@ def measured(
         tokens.append(found)
         passes.append(counter.calls)
         seconds.append(min(times))
-    return tokens, passes, seconds
+    return Side(tokens, passes, seconds)
 
 
 def slots_answer(decoder: SlotDiffusionDecoder) -> Callable[[list[int]], list[int]]:

@@ -5,20 +5,23 @@ The weights of the paper's diffusion models cannot be had here. So three kinds o
 
 spec   the specification comes first and decides the answer, examples follow
 late   words come first, what to do with them comes last
-free   one of many wordings is right, and a last sentence asks for a tone
+free   one of many wordings is right, and a last sentence may ask for a tone
 
 `slots` is a slot-diffusion model (Qwen3's architecture), `bidirectional` a masked-diffusion one (Gemma-3's, attending
-both ways). They see whole requests only. Made once into the user's cache, anew when this file or the trainers change.
+both ways). They see whole requests only, of which some have one sentence.
+Made once into the user's cache, anew when this file or the trainers change.
 
     python tests/laboratory.py        # makes it, prints where it lies
 """
 
 import contextlib
+import itertools
 import json
 import random
 import tempfile
 import time
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,15 +36,17 @@ from trl import SFTConfig
 from headstart.family import FAMILIES
 from headstart.prompt import renderer
 from recipes.run_folder import digest
+from recipes.schema import Slots
 from train.masked import MaskedCollator
 from train.slots import SlotCollator, SlotTrainer, counted
 
 KINDS = ("spec", "late", "free")
 PLACES = 48  # places of an answer
-HELD_OUT = 320  # requests of each kind
-PAIRS = 1200  # requests of each kind for adaptation, apart from those the models are made of
-STEPS = {"slots": 4000, "bidirectional": 4000}
+HELD_OUT = 300  # requests of each kind
+PAIRS = 500  # requests of each kind for adaptation, apart from those the models are made of
+STEPS = {"slots": 2500, "bidirectional": 2500}
 BATCH = 16
+DECODING = Slots(slot_size=4, serial_blocks=6, slot_threshold=0.9, token_threshold=0.4)
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -49,13 +54,18 @@ TEMPLATE = (
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")
 
 OPERATIONS = {
-    "add {}": ("x = x + {}", lambda x, n: x + n),
-    "subtract {}": ("x = x - {}", lambda x, n: x - n),
-    "multiply by {}": ("x = x * {}", lambda x, n: x * n),
-    "take the larger of it and {}": ("x = x max {}", max),
-    "take the smaller of it and {}": ("x = x min {}", min),
+    "double": ("x = x + x", lambda x: x + x),
+    "square": ("x = x * x", lambda x: x * x),
+    "negate": ("x = 0 - x", lambda x: -x),
+    "invert": ("x = 9 - x", lambda x: 9 - x),
+    "triple": ("x = 3 * x", lambda x: 3 * x),
+    "advance": ("x = x + 1", lambda x: x + 1),
+    "retreat": ("x = x - 1", lambda x: x - 1),
+    "raise": ("x = x max 5", lambda x: max(x, 5)),
+    "limit": ("x = x min 5", lambda x: min(x, 5)),
 }
-NAMES = ("first", "step", "price", "score", "level", "count", "total", "rate")
+ORDER = ("first", "second", "third")
+NAMES = ("value", "step", "price", "score", "level", "count", "total", "rate")
 WORDS = ("red", "blue", "fox", "cat", "tree", "lamp", "rain", "moon", "salt", "door", "bird", "sand")
 TASKS = {
     "Write them backwards.": lambda words: words[::-1],
@@ -64,9 +74,10 @@ TASKS = {
     "Write the first and the last.": lambda words: [words[0], words[-1]],
 }
 TONES = ("Keep it friendly.", "Keep it short.", "Keep it formal.")
-THINGS = ("fox", "cat", "moon", "tree", "bird", "rain")
-OPENINGS = {"Keep it friendly.": ("Well , ", "Oh , "), "Keep it short.": ("",), "Keep it formal.": ("Indeed , ", "")}
-VERBS, PRAISE, PLACE = ("is", "seems"), ("lovely", "splendid", "fine", "grand"), ("today", "at night", "in spring")
+THINGS = ("fox", "cat", "moon", "tree", "bird", "rain", "lamp", "door", "river", "cloud", "stone", "garden")
+PLACES_OF = ("forest", "harbour", "market", "valley", "village", "desert")
+OPENINGS = {"": ("", "Well , "), TONES[0]: ("Well , ", "Oh , "), TONES[1]: ("",), TONES[2]: ("Indeed , ", "")}
+VERBS, PRAISE = ("are", "seem"), ("lovely", "splendid", "fine", "grand")
 
 
 @dataclass(frozen=True)
@@ -88,15 +99,14 @@ def request(kind: str, draw: random.Random) -> Made:
 
 
 def _spec(draw: random.Random) -> Made:
-    chosen = [(name, draw.randint(1, 9)) for name in draw.sample(sorted(OPERATIONS), draw.randint(2, 4))]
-    name = draw.choice(NAMES)
-    steps = ", then ".join(operation.format(number) for operation, number in chosen)
-    lines = "".join(f" {OPERATIONS[operation][0].format(number)} ;" for operation, number in chosen)
+    name, chosen = draw.choice(NAMES), draw.sample(sorted(OPERATIONS), len(ORDER))
+    steps = ", ".join(f"{when} {operation}" for when, operation in zip(ORDER, chosen, strict=True))
+    lines = "".join(f" {OPERATIONS[operation][0]} ;" for operation in chosen)
     examples = []
     for _ in range(draw.randint(0, 3)):
         value = given = draw.randint(1, 9)
-        for operation, number in chosen:
-            value = OPERATIONS[operation][1](value, number)
+        for operation in chosen:
+            value = OPERATIONS[operation][1](value)
         examples.append(f" For example, {given} becomes {value}.")
     return Made("spec", (f"Write {name}: {steps}.", *examples), f"def {name} ( x ) :{lines} return x")
 
@@ -107,20 +117,35 @@ def _late(draw: random.Random) -> Made:
 
 
 def _free(draw: random.Random) -> Made:
-    thing, tone = draw.choice(THINGS), draw.choice(TONES)
+    one, two = draw.sample(THINGS, 2)
+    place, tone = draw.choice(PLACES_OF), draw.choice(("", *TONES))
     first, second = draw.sample(PRAISE, 2)
-    opening, verb, place = draw.choice(OPENINGS[tone]), draw.choice(VERBS), draw.choice(PLACE)
-    rest = "" if tone == "Keep it short." else f" and {second} {place}"
-    return Made("free", (f"Tell me about the {thing}.", f" {tone}"), f"{opening}the {thing} {verb} {first}{rest}")
+    rest = "" if tone == "Keep it short." else f" and {second} in the {place}"
+    answer = f"{draw.choice(OPENINGS[tone])}the {one} and the {two} {draw.choice(VERBS)} {first}{rest}"
+    asked = f"Tell me about the {one} and the {two} in the {place}."
+    return Made("free", (asked, f" {tone}") if tone else (asked,), answer)
 
 
 def requests(part: str, count: int) -> list[Made]:
-    """`count` requests of each kind for a part of the world: "made of", "adapted on" or "held out"."""
-    found = []
+    """`count` different requests of each kind for a part of the world: "made of", "adapted on" or "held out"."""
+    found: list[Made] = []
     for kind in KINDS:
-        draw = random.Random(f"{part}:{kind}")
-        found += [request(kind, draw) for _ in range(count)]
+        different = {one.text: one for one in itertools.islice(_drawn(part, (kind,)), 4 * count)}
+        found += list(different.values())[:count]
     return found
+
+
+def _drawn(part: str, kinds: Sequence[str]) -> Iterator[Made]:
+    """Requests of a part, without end. The first sentence decides the part: none is in two."""
+    draw = random.Random(f"{part}:{kinds}")
+    while True:
+        one = request(draw.choice(kinds), draw)
+        if _part(one) == part:
+            yield one
+
+
+def _part(one: Made) -> str:
+    return {0: "held out", 1: "adapted on"}.get(zlib.crc32(one.sentences[0].encode()) % 8, "made of")
 
 
 def folder() -> Path:
@@ -149,12 +174,12 @@ def _make(into: Path) -> None:
         _write(into / f"{kind}.jsonl", rows)
     adapted = requests("adapted on", PAIRS)
     _write(into / "pairs.jsonl", [{"text": one.text, "reference": one.answer} for one in adapted])
-    tokenizer = _tokenizer()
+    known = tokenizer()
     for name in STEPS:
         began = time.monotonic()
-        model = _trained(name, tokenizer)
+        model = _trained(name, known)
         model.save_pretrained(into / name)
-        tokenizer.save_pretrained(into / name)
+        known.save_pretrained(into / name)
         print(
             f"laboratory: {name}, {model.num_parameters():,} parameters, {time.monotonic() - began:.0f} s", flush=True
         )
@@ -164,7 +189,7 @@ def _write(path: Path, rows: list[dict[str, str]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer() -> PreTrainedTokenizerFast:
     """Byte-level BPE over the world's own words: nearly a token a word."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -172,7 +197,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(
         vocab_size=700, special_tokens=list(SPECIAL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
-    backend.train_from_iterator((f"{one.text}\n{one.answer}" for one in requests("tokenizer", 400)), trainer)
+    backend.train_from_iterator((f"{one.text}\n{one.answer}" for one in requests("made of", 400)), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>", chat_template=TEMPLATE
     )
@@ -198,22 +223,17 @@ def _config(name: str, vocabulary: int) -> Any:
     return Gemma3TextConfig(**sizes, **both)
 
 
-def _examples() -> Iterator[Made]:
-    draw = random.Random("made of")
-    while True:
-        yield request(draw.choice(KINDS), draw)
-
-
-def _trained(name: str, tokenizer: PreTrainedTokenizerFast) -> Any:
-    """A model of the world, trained from nothing on `STEPS[name]` x `BATCH` requests, each seen once."""
-    rendering = renderer(tokenizer, FAMILIES["refusion" if name == "slots" else "bidirectional"])
+def _trained(name: str, known: PreTrainedTokenizerFast) -> Any:
+    """A model of the world, trained from nothing on `STEPS[name]` x `BATCH` requests, as they are drawn."""
+    rendering = renderer(known, FAMILIES["refusion" if name == "slots" else "bidirectional"])
     torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(_config(name, len(tokenizer)), dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_config(_config(name, len(known)), dtype=torch.float32)
     rows = [
-        rendering.row(one.text, one.answer) for one, _ in zip(_examples(), range(STEPS[name] * BATCH), strict=False)
+        rendering.row(one.text, one.answer)
+        for one, _ in zip(_drawn("made of", KINDS), range(STEPS[name] * BATCH), strict=False)
     ]
     data = Dataset.from_list([{"input_ids": row.ids, "labels": row.labels} for row in rows])
-    mask = int(tokenizer.convert_tokens_to_ids("<|mask|>"))
+    mask = int(known.convert_tokens_to_ids("<|mask|>"))
     collator = SlotCollator(0, mask, BATCH, 0) if name == "slots" else MaskedCollator(0, mask, PLACES, BATCH, 0)
     with tempfile.TemporaryDirectory() as scratch:
         settings = SFTConfig(
@@ -239,7 +259,7 @@ def _trained(name: str, tokenizer: PreTrainedTokenizerFast) -> Any:
             args=settings,
             train_dataset=counted(data, BATCH, 0),
             data_collator=collator,
-            processing_class=tokenizer,
+            processing_class=known,
         ).train()
     return model.eval()
 

@@ -52,7 +52,8 @@ Number of the fault -> tests here; tests elsewhere that cover it.
    test_mean_of_ratios_and_ratio_of_sums_are_two_figures, test_a_denominator_of_zero_is_counted,
    test_every_figure_recomputed; test_eval_run: test_figures_recomputed_from_the_evidence
 35 clock stopped too early, warm-up included -> test_seconds_are_the_devices_own_and_not_the_queues,
-   test_the_first_slow_pass_is_in_no_second, test_sides_are_timed_in_turn,
+   test_the_seconds_of_a_slot_diffusion_model_are_those_of_its_passes, test_the_first_slow_pass_is_in_no_second,
+   test_sides_are_timed_in_turn,
    test_the_report_says_that_a_warm_up_comes_first; test_replay: test_a_timed_side_starts_with_what_it_says
 36 the same data prepared twice at once -> test_two_builds_at_once_leave_one_whole_data_set; test_run_folder:
    test_a_second_process_is_refused_and_takes_over_after_a_kill, test_a_reader_never_sees_half_a_file
@@ -74,7 +75,7 @@ import test_canitedit
 import test_ds1000
 import test_mbpp
 import torch
-from conftest import real_tokenizer, tiny_model
+from conftest import real_tokenizer, tiny_model, tokenizer_folder
 from synthetic_arms import record, write_arm, write_run
 from test_decoders import LIMIT, PROMPTS, STOPS, plain_greedy
 from tiny_models import REQUESTS, SHORT, arguments, invocation, reciter, save, talker_folder
@@ -101,6 +102,7 @@ from headstart.family import FAMILIES, check_model
 from headstart.prompt import renderer
 from recipes import run_folder
 from recipes.errors import UserError
+from recipes.loader import parse
 from recipes.schema import Report, Train
 from train.rows import training_rows
 
@@ -635,6 +637,27 @@ def test_seconds_are_the_devices_own_and_not_the_queues(clocked):
         assert taken["stream_seconds"] == pytest.approx(line["stream_passes"] + 2 * SYNC)
         updates = [update["passes"] + 2 * SYNC for update in line["updates"]]
         assert taken["update_seconds"] == pytest.approx(updates)
+
+
+def test_the_seconds_of_a_slot_diffusion_model_are_those_of_its_passes(tmp_path, monkeypatch):
+    """As above, where a draft is judged by mask tokens and the rest is decoded in slots."""
+    given = (f"model.name={tokenizer_folder('refusion')}", "model.tiny=true", "model.dtype=float32", "model.device=cpu")
+    slots = ("slots.slot_size=4", "slots.serial_blocks=2", "slots.token_threshold=0.00001", "eval.tau=0.00001")
+    asked = ("eval.max_new_tokens=16", f"run.dir={tmp_path / 'run'}", "model.revision=null")
+    arm = arms.load(parse(["recipe=refusion-prefix-to-answer", *given, *slots, *asked]))
+    lines = {line["id"]: line for line in replay(arm, REQUESTS[:8])}
+    fit = [request for request in REQUESTS[:8] if lines[request.id]["excluded"] is None]
+    device = Queue(lambda number: 1.0, monkeypatch)
+    arm.model.register_forward_pre_hook(device.forward)
+    assert any(lines[request.id]["kept_tokens"] for request in fit)
+    for number, request in enumerate(fit):
+        line = lines[request.id]
+        device.forward()
+        taken = timing.time_request(arm, request, line, stream_first=bool(number % 2))
+        assert taken["base_seconds"] == pytest.approx(line["base_passes"] + 2 * SYNC)
+        assert taken["stream_seconds_cold"] == pytest.approx(line["stream_passes"] + 2 * SYNC)
+        assert taken["stream_seconds"] == pytest.approx(line["stream_passes"] + 2 * SYNC)
+        assert taken["update_seconds"] == pytest.approx([update["passes"] + 2 * SYNC for update in line["updates"]])
 
 
 def test_the_first_slow_pass_is_in_no_second(clocked, tmp_path):
