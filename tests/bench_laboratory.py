@@ -2,11 +2,12 @@
 
     python tests/bench_laboratory.py [FOLDER]     # runs/laboratory where none is given
 
-Runs the project's own scripts on at least 200 held-out requests of each kind, in folders that keep their reports, and
-prints what came as Markdown. Every line says what it is of, its n and its 95% interval. Exits with 1 where a claim
-fails; what is only measured is printed and decides nothing.
+Runs the project's own scripts on 200 held-out requests of each kind, in folders that keep their reports, and prints
+what came as Markdown, with n and 95% intervals (what the scripts print goes to FOLDER/log.txt). Exits with 1 where a
+claim fails; what is only measured decides nothing. Run by `make bench`.
 """
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,7 @@ from train import merge, sft
 
 REQUESTS = 200  # of each kind
 AUDITED = 60  # of each kind
+TIMED = 10  # of each kind
 BLOCKS = ((1, 8), (9, 16), (17, 24), (25, PLACES))  # draft lengths between which an audit's passes are told apart
 FIGURES = (
     "quality_base", "quality_stream", "base_passes_median", "stream_passes_median", "speedup_passes_median",
@@ -45,6 +47,8 @@ ADAPTATION = (
     *("train.learning_rate=1e-3", "train.save_every=1000", f"merge.max_new_tokens={PLACES}"),
 )
 
+DEFAULT = "prefix-to-answer"  # the run whose plain arm is the model under the default settings
+
 Line = Mapping[str, Any]
 failed: list[str] = []
 
@@ -61,21 +65,20 @@ def main() -> None:
 
 
 def streamed(place: Path) -> None:
-    """Streaming on the slot-diffusion model, and the report with Table 1's columns."""
-    found = evaluated(place, "slots", "slots", "eval.timed=20")
-    ran(report.main, place, "slots", "slots", "eval.arm=plain", "report.before=null")
-    print(f"\n## Streamed slot diffusion ({place / 'slots' / 'report'})\n")
+    """Streaming on the slot-diffusion model. (The report with Table 1's columns is that of `adapted`.)"""
+    found = evaluated(place, DEFAULT, "slots")
+    print("\n## Streamed slot diffusion\n")
     table(FIGURES, {kind: found[kind] for kind in KINDS})
     spec, late = found["spec"], found["late"]
     for kind in KINDS:
-        lost = change(lines(place, "slots", kind), "stream_score", "base_score")
+        lost = change(lines(place, DEFAULT, kind), "stream_score", "base_score")
         holds(
             f"{kind}: streamed quality within its interval of base ({points(lost)})", lost["low"] <= 0 <= lost["high"]
         )
     quarter = spec["base_passes_median"]["value"] / 4
     holds("spec: median residual passes at most base / 4", spec["stream_passes_median"]["value"] <= quarter)
     holds("late: median speedup in passes below 1.5", late["speedup_passes_median"]["value"] < 1.5)
-    whole = [line for kind in KINDS for line in lines(place, "slots", kind) if kept_whole(line)]
+    whole = [line for kind in KINDS for line in lines(place, DEFAULT, kind) if kept_whole(line)]
     holds(f"a draft that is kept whole costs 1 pass ({len(whole)} requests)", passes(whole) == {1})
 
 
@@ -89,7 +92,7 @@ def ablations(place: Path) -> None:
         where = setting.partition("=")[0].partition(".")[2]
         evaluated(place, where, "slots", setting)
         for kind in KINDS:
-            before, after = lines(place, "slots", kind), lines(place, where, kind)
+            before, after = lines(place, DEFAULT, kind), lines(place, where, kind)
             cells = (
                 points(between(before, after, "stream_score")),
                 plain(between(before, after, "stream_passes")),
@@ -156,19 +159,21 @@ def over_tau(place: Path) -> None:
 
 def adapted(place: Path) -> None:
     """Both variants trained on the slot model, before against after."""
-    for variant in ("prefix-to-answer", "draft-refinement"):
+    plain_arm = place / DEFAULT / "eval" / "plain"
+    for variant in (DEFAULT, "draft-refinement"):
         settings = (f"data.corpora=[{folder() / 'pairs.jsonl'}]", f"data.kind={variant}", *ADAPTATION)
         for script in (build, sft, merge):
             ran(script.main, place, variant, "slots", *settings)
-        for arm in ("plain", "merged"):
-            ran(run.main, place, variant, "slots", *settings, f"eval.arm={arm}")
-        ran(report.main, place, variant, "slots", *settings, "eval.arm=merged", "report.before=plain")
+        ran(run.main, place, variant, "slots", *settings, "eval.arm=merged")
+        compared = (f"report.before={plain_arm}", f"report.quality_before={plain_arm}")
+        ran(report.main, place, variant, "slots", *settings, "eval.arm=merged", *compared)
         print(f"\n## {variant}: plain -> merged, paired ({place / variant / 'report'})\n")
         print("| kind | F1, stream | its change, points | F1, base | speedup, median | kept share, points |")
         print("| --- " * 6 + "|")
-        before, after = (by_kind(summary_of(place, variant, arm)["benchmarks"]) for arm in ("plain", "merged"))
+        before = by_kind(summary_of(place, DEFAULT, "plain")["benchmarks"])
+        after = by_kind(summary_of(place, variant, "merged")["benchmarks"])
         for kind in KINDS:
-            sides = [lines(place, variant, kind, arm) for arm in ("plain", "merged")]
+            sides = lines(place, DEFAULT, kind), lines(place, variant, kind, "merged")
             cells = (
                 arrow(before[kind], after[kind], "quality_stream", "share"),
                 points(between(*sides, "stream_score")),
@@ -190,10 +195,18 @@ def ran(script: Callable[[list[str]], int], place: Path, where: str, model: str,
         *("recipe=refusion-prefix-to-answer", f"run.dir={place / where}", f"model.name={made / model}"),
         *("model.revision=null", "model.dtype=float32", "model.device=cpu", "slots.benchmarks={}"),
         *(f"model.family={'refusion' if model == 'slots' else model}", *(f"slots.{k}={v}" for k, v in chosen.items())),
-        *(f"eval.benchmarks=[{files}]", f"eval.limit={REQUESTS}", f"eval.max_new_tokens={PLACES}", "eval.timed=0"),
+        *(
+            f"eval.benchmarks=[{files}]",
+            f"eval.limit={REQUESTS}",
+            f"eval.max_new_tokens={PLACES}",
+            f"eval.timed={TIMED}",
+        ),
     ]
-    if script([*given, *settings]) != 0:
-        raise SystemExit(f"{where}: a script failed")
+    place.mkdir(parents=True, exist_ok=True)
+    with (place / "log.txt").open("a") as log, contextlib.redirect_stdout(log):
+        failed_there = script([*given, *settings]) != 0
+    if failed_there:
+        raise SystemExit(f"{where}: a script failed; {place / 'log.txt'} has what it printed")
 
 
 def evaluated(place: Path, where: str, model: str, *settings: str) -> dict[str, Any]:
