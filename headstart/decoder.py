@@ -32,10 +32,14 @@ class Answer:
 
 @dataclass(frozen=True)
 class Verified:
-    """After a verification pass: `kept` draft tokens, and the answer as it then stands."""
+    """After a verification pass: `kept` draft tokens, and the answer as it then stands.
+
+    `apart` are the places of those kept tokens that stand behind the answer's (`slots.keep=every` alone).
+    """
 
     kept: int
     answer: Answer
+    apart: tuple[int, ...] = ()
 
 
 class Decoder(Protocol):

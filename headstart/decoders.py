@@ -58,7 +58,8 @@ class OneByOne:
             with PassCounter(self.model) as counter:
                 verified = self.decoder.verify(prompt, draft)
                 answer = self.decoder.decode(prompt, verified.answer)
-            results.append(Advance(answer, verified.kept, self._passes(counter)))
+            behind = sum(place >= len(answer.tokens) for place in verified.apart)  # of an end that a gap brought
+            results.append(Advance(answer, verified.kept - behind, self._passes(counter)))
             if number % self.batch_size == 0 or number == len(prompts):
                 progress((number - 1) % self.batch_size + 1)
         return results

@@ -86,14 +86,14 @@ def main_prints(state: PartialState) -> Iterator[None]:
 
 @contextmanager
 def shared_step(
-    state: PartialState, invocation: Invocation, folder: Path, settings: Mapping[str, Any]
+    state: PartialState, invocation: Invocation, folder: Path, settings: Mapping[str, Any], dear: str = ""
 ) -> Iterator[run_folder.Step | None]:
     """`run_folder.step` for several processes: the main one opens it, the others work in the same folder.
 
     Raises UserError as `run_folder.step` does, and on a machine that does not see the main process' folder.
     """
     if state.is_main_process:
-        with run_folder.step(invocation, folder, settings) as step:
+        with run_folder.step(invocation, folder, settings, dear) as step:
             wait(state)
             yield step
         return

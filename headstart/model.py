@@ -11,7 +11,7 @@ import platformdirs
 import torch
 from safetensors import SafetensorError
 from tokenizers import pre_tokenizers
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging
 
 from headstart.family import FAMILIES, Family, check_model
@@ -84,6 +84,15 @@ def load_config(settings: Model) -> Any:
         return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=settings.trust_remote_code)
     except (OSError, ValueError) as error:
         raise UserError(_unreachable(name, error)) from error
+
+
+def load_generation_config(settings: Model) -> GenerationConfig | None:
+    """The generation config of the recipe's model; None where it has none."""
+    name, revision = _source(settings)
+    try:
+        return GenerationConfig.from_pretrained(name, revision=revision)
+    except OSError:
+        return None
 
 
 def device(settings: Model) -> torch.device:

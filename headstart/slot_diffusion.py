@@ -121,7 +121,8 @@ class SlotDiffusionDecoder:
             return Verified(kept, draft)
         if self.settings.keep == "every":
             self._apart = [(draft.tokens[at], at) for at in range(kept, len(draft.tokens)) if passes[at]]
-        return Verified(kept + len(self._apart), Answer(draft.tokens[:kept]))
+        apart = tuple(place for _, place in self._apart)
+        return Verified(kept + len(apart), Answer(draft.tokens[:kept]), apart)
 
     @torch.inference_mode()
     def decode(self, prompt: Sequence[int], answer: Answer, stopped: Callable[[], bool] = lambda: False) -> Answer:

@@ -2,7 +2,7 @@
 
 A step hashes its own sections of the recipe and its inputs' hashes. A folder that is complete and was made by the same
 settings is left alone; one made by other settings is refused by name. A killed step leaves `.<name>.partial`, which
-the same settings continue and other settings clear.
+the same settings continue and other settings clear; what took hours is not cleared unasked.
 """
 
 import fcntl
@@ -41,11 +41,12 @@ class Step:
 
 
 @contextmanager
-def step(invocation: Invocation, folder: Path, settings: Mapping[str, Any]) -> Iterator[Step | None]:
+def step(invocation: Invocation, folder: Path, settings: Mapping[str, Any], dear: str = "") -> Iterator[Step | None]:
     """Open `folder` for writing; yields None where it is already complete and made by the same settings.
 
     The caller fills `Step.partial` and then calls `finish`. Raises UserError where the folder was made by other
-    settings, or where another process works on it.
+    settings, where another process works on it, or where a killed step of other settings left what matches the pattern
+    `dear`: that is not cleared unasked.
     """
     partial = folder.with_name(f".{folder.name}.partial")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -54,7 +55,7 @@ def step(invocation: Invocation, folder: Path, settings: Mapping[str, Any]) -> I
             print(f"{folder}: complete and made by these settings; nothing to do")
             yield None
             return
-        _prepare(partial, settings)
+        _prepare(partial, settings, dear)
         yield Step(folder, partial, settings, invocation)
 
 
@@ -76,6 +77,7 @@ def finish(step: Step) -> None:
     (step.partial / STEP_FILE).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
     (step.partial / "recipe.yaml").write_text(to_yaml(step.invocation.recipe))
     write_atomically(step.invocation.run_dir / "recipe.yaml", to_yaml(step.invocation.recipe))
+    _readable(step.partial)
     step.partial.rename(step.folder)
     (step.folder / "partial.json").unlink()  # only now: without it a killed step would begin anew
     print(f"{step.folder}: done")
@@ -188,15 +190,39 @@ def _commit() -> str | None:
     return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")
 
 
-def _prepare(partial: Path, settings: Mapping[str, Any]) -> None:
+def _prepare(partial: Path, settings: Mapping[str, Any], dear: str) -> None:
     marker = partial / "partial.json"
-    if partial.exists() and not (marker.is_file() and marker.read_text() == canonical(settings)):
+    if partial.exists() and not partial.is_dir():
+        raise UserError(f"{partial}: a file stands where this step works; remove it")
+    made_by = marker.read_text() if marker.is_file() else ""
+    if partial.exists() and made_by != canonical(settings):
+        if dear and any(partial.glob(dear)):
+            changed = ", ".join(_differences(_loaded(made_by), json.loads(canonical(settings)))[:4])
+            raise UserError(
+                f"{partial}: a killed run of other settings can be resumed here ({changed}); give those, or remove it"
+            )
         print(f"{partial}: left by other settings; starting anew")
         shutil.rmtree(partial)
     if partial.exists():
         print(f"{partial}: continuing what a killed run left")
     partial.mkdir(parents=True, exist_ok=True)
     marker.write_text(canonical(settings))
+
+
+def _loaded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {}
+
+
+def _readable(folder: Path) -> None:
+    """Give every file the mode of a new one: safetensors writes files that nobody else may read."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.chmod(0o666 & ~mask)
 
 
 @contextmanager

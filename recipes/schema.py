@@ -259,7 +259,7 @@ class Train(Section):
     )
     rank: Count = Field(8, description="LoRA rank")
     alpha: Count = Field(16, description="LoRA alpha")
-    dropout: Share = Field(0.05, description="LoRA dropout")
+    dropout: float = Field(0.05, ge=0, lt=1, description="LoRA dropout")
     learning_rate: float = Field(2e-5, gt=0, description="peak learning rate")
     schedule: Literal["constant", "linear", "cosine"] = Field("cosine", description="learning rate after the warm-up")
     warmup_steps: int = Field(30, ge=0, description="steps of linear warm-up")
@@ -311,6 +311,16 @@ class Train(Section):
     def _best_of_the_watched(self) -> "Train":
         if self.keep == "best" and not self.watch_every:
             raise ValueError("train.keep=best needs steps that are watched: set train.watch_every")
+        if self.keep == "best" and self.watch_every > self.steps:
+            raise ValueError(
+                f"train.keep=best: train.watch_every={self.watch_every} watches none of {self.steps} steps"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _a_step_that_moves(self) -> "Train":
+        if self.steps == 1 and self.warmup_steps:
+            raise ValueError("train.steps=1: the first step of a warm-up has rate 0; set train.warmup_steps=0")
         return self
 
 

@@ -8,6 +8,7 @@ claim fails; what is only measured decides nothing. Run by `make bench`.
 """
 
 import contextlib
+import itertools
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +48,10 @@ ADAPTATION = (
     *("train.learning_rate=1e-3", "train.save_every=1000", f"merge.max_new_tokens={PLACES}"),
 )
 
+MODELS = {  # a bidirectional model is not trained, and has no objective of its own
+    "slots": ("model.family=refusion", "train.objective=slot_diffusion"),
+    "bidirectional": ("model.family=bidirectional", "train.objective=sft"),
+}
 DEFAULT = "prefix-to-answer"  # the run whose plain arm is the model under the default settings
 
 Line = Mapping[str, Any]
@@ -71,13 +76,21 @@ def streamed(place: Path) -> None:
     table(FIGURES, {kind: found[kind] for kind in KINDS})
     spec, late = found["spec"], found["late"]
     for kind in KINDS:
-        lost = change(lines(place, DEFAULT, kind), "stream_score", "base_score")
-        holds(
-            f"{kind}: streamed quality within its interval of base ({points(lost)})", lost["low"] <= 0 <= lost["high"]
-        )
+        gained = change(lines(place, DEFAULT, kind), "stream_score", "base_score")
+        holds(f"{kind}: streamed quality is not below base beyond its interval ({points(gained)})", gained["high"] >= 0)
     quarter = spec["base_passes_median"]["value"] / 4
     holds("spec: median residual passes at most base / 4", spec["stream_passes_median"]["value"] <= quarter)
-    holds("late: median speedup in passes below 1.5", late["speedup_passes_median"]["value"] < 1.5)
+    near = 0.6 < late["speedup_passes_median"]["value"] < 1.5  # a verification is one pass more, on a base of 2 to 4
+    holds("late: median speedup in passes near 1 (0.6 to 1.5)", near)
+    followed = [
+        (earlier["kept_tokens"], later["kept_tokens"])
+        for line in lines(place, DEFAULT, "spec")
+        for earlier, later in itertools.pairwise(line["updates"])
+        if earlier["kept_tokens"]
+    ]
+    revised = mean([float(later < earlier) for earlier, later in followed])
+    said = "spec: the next sentence drops a token that was kept at the one before"
+    print(f"- {said}: {with_bounds(revised, 'share')}, n {len(followed)}")
     whole = [line for kind in KINDS for line in lines(place, DEFAULT, kind) if kept_whole(line)]
     holds(f"a draft that is kept whole costs 1 pass ({len(whole)} requests)", passes(whole) == {1})
 
@@ -99,8 +112,11 @@ def ablations(place: Path) -> None:
                 points(between(before, after, "kept_share")),
             )
             print(f"| {name} | {kind} | {' | '.join(cells)} |", flush=True)
-    floor = [line for kind in KINDS for line in lines(place, "paper_floor", kind) if kept_whole(line)]
-    holds(f"under the paper's floor it costs 3 passes ({len(floor)} requests)", passes(floor) == {3})
+    whole = {line["id"] for kind in KINDS for line in lines(place, DEFAULT, kind) if kept_whole(line)}
+    floor = [line for kind in KINDS for line in lines(place, "paper_floor", kind) if line["id"] in whole]
+    three = sum(line["stream_passes"] == 3 for line in floor)
+    said = f"under the paper's floor such a draft costs 3 passes or more ({three} of {len(floor)} cost 3)"
+    holds(said, bool(floor) and min(passes(floor)) == 3)
 
 
 def audits(place: Path) -> None:
@@ -110,7 +126,8 @@ def audits(place: Path) -> None:
     labels = (
         "stale kept | unrelated kept | its tokens most likely | wrong tokens kept | stops at first wrong | random kept"
     )
-    print(f"| verifier | {labels} | probability of unrelated | passes by draft length {BLOCKS} |")
+    lengths = ", ".join(f"{low}-{high}" for low, high in BLOCKS)
+    print(f"| verifier | {labels} | probability of unrelated, median | passes at {lengths} tokens |")
     print("| --- " * 9 + "|")
     found = {}
     sides = {
@@ -137,8 +154,9 @@ def audits(place: Path) -> None:
         value(sees, "unrelated", "kept_share_pooled") > 0.5,
     )
     holds("and nearly no random token", value(sees, "random", "kept_share_pooled") < 0.05)
+    holds("the causal one keeps nearly no wrong token", value(found["slots"], "unrelated", "wrong_kept_share") < 0.01)
     stops = value(found["slots"], "unrelated", "rejected_at_first_wrong_share")
-    holds("the causal one stops at the unrelated draft's first wrong token", stops == 1)
+    holds("it stops right at the unrelated draft's first wrong token, nearly always", stops > 0.95)
 
 
 def over_tau(place: Path) -> None:
@@ -194,7 +212,7 @@ def ran(script: Callable[[list[str]], int], place: Path, where: str, model: str,
     given = [
         *("recipe=refusion-prefix-to-answer", f"run.dir={place / where}", f"model.name={made / model}"),
         *("model.revision=null", "model.dtype=float32", "model.device=cpu", "slots.benchmarks={}"),
-        *(f"model.family={'refusion' if model == 'slots' else model}", *(f"slots.{k}={v}" for k, v in chosen.items())),
+        *(*MODELS[model], *(f"slots.{k}={v}" for k, v in chosen.items())),
         *(
             f"eval.benchmarks=[{files}]",
             f"eval.limit={REQUESTS}",
@@ -289,6 +307,7 @@ def arrow(before: Line, after: Line, figure: str, unit: Any) -> str:
 
 
 def points(found: Mapping[str, float | None]) -> str:
+    """A change of shares, in points."""
     return plain({key: None if at is None else 100 * at for key, at in found.items()})
 
 

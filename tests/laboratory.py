@@ -29,6 +29,7 @@ from typing import Any
 import platformdirs
 import torch
 from datasets import Dataset
+from masked import MaskedCollator
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, PreTrainedTokenizerFast, Qwen3Config
 from trl import SFTConfig
@@ -37,16 +38,15 @@ from headstart.family import FAMILIES
 from headstart.prompt import renderer
 from recipes.run_folder import digest
 from recipes.schema import Slots
-from train.masked import MaskedCollator
 from train.slots import SlotCollator, SlotTrainer, counted
 
 KINDS = ("spec", "late", "free")
-PLACES = 48  # places of an answer
+PLACES = 32  # places of an answer
 HELD_OUT = 300  # requests of each kind
 PAIRS = 500  # requests of each kind for adaptation, apart from those the models are made of
-STEPS = {"slots": 2500, "bidirectional": 2500}
+STEPS = {"slots": 2500, "bidirectional": 6000}
 BATCH = 16
-DECODING = Slots(slot_size=4, serial_blocks=6, slot_threshold=0.9, token_threshold=0.4)
+DECODING = Slots(slot_size=4, serial_blocks=4, slot_threshold=0.9, token_threshold=0.4)
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -75,7 +75,7 @@ TASKS = {
 }
 TONES = ("Keep it friendly.", "Keep it short.", "Keep it formal.")
 THINGS = ("fox", "cat", "moon", "tree", "bird", "rain", "lamp", "door", "river", "cloud", "stone", "garden")
-PLACES_OF = ("forest", "harbour", "market", "valley", "village", "desert")
+REGIONS = ("forest", "harbour", "market", "valley", "village", "desert")
 OPENINGS = {"": ("", "Well , "), TONES[0]: ("Well , ", "Oh , "), TONES[1]: ("",), TONES[2]: ("Indeed , ", "")}
 VERBS, PRAISE = ("are", "seem"), ("lovely", "splendid", "fine", "grand")
 
@@ -118,7 +118,7 @@ def _late(draw: random.Random) -> Made:
 
 def _free(draw: random.Random) -> Made:
     one, two = draw.sample(THINGS, 2)
-    place, tone = draw.choice(PLACES_OF), draw.choice(("", *TONES))
+    place, tone = draw.choice(REGIONS), draw.choice(("", *TONES))
     first, second = draw.sample(PRAISE, 2)
     rest = "" if tone == "Keep it short." else f" and {second} in the {place}"
     answer = f"{draw.choice(OPENINGS[tone])}the {one} and the {two} {draw.choice(VERBS)} {first}{rest}"
@@ -152,7 +152,7 @@ def folder() -> Path:
     """The laboratory's folder, made where it is not there yet: `slots/`, `bidirectional/`, and the requests' files."""
     here, code = (
         Path(__file__).parent,
-        ("laboratory.py", "../train/slots.py", "../train/masked.py", "../train/trainer.py"),
+        ("laboratory.py", "masked.py", "../train/slots.py", "../train/trainer.py"),
     )
     kind = digest([(here / name).read_text() for name in code])
     made = Path(platformdirs.user_cache_dir("headstart")) / f"laboratory-{kind}"

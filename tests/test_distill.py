@@ -87,8 +87,9 @@ def by_hand(model, retain, temperature):
 def test_the_loss_is_the_divergence_worked_out_row_by_row(tmp_path, family, retain, temperature):
     model = adapted(family)
     trainer, batch = made(tmp_path, model, retain, temperature)
-    labels = 6 + (3 if retain else 0)
+    labels = 6  # those of the prefixes alone: the second term takes nothing from the first
     assert int((batch["labels"] != IGNORED).sum()) == labels
+    assert int((batch["retained_labels"] != IGNORED).sum()) == (3 if retain else 0)
     loss = trainer.compute_loss(model, batch, num_items_in_batch=torch.tensor(labels))
     assert float(loss) == pytest.approx(by_hand(model, retain, temperature) / labels, rel=1e-4)
     loss.backward()

@@ -16,9 +16,11 @@ from test_sources import with_hub
 from tiny_run import train, weights, write_recipe
 
 from recipes import run_folder
+from recipes.errors import UserError
 from recipes.loader import resolve
 from train import sft
 from train.adapter import prove_adapter
+from train.checkpoints import Checkpoints
 
 ROOT = Path(__file__).parents[1]
 ADAPTER = "adapter_model.safetensors"
@@ -77,6 +79,42 @@ def test_a_run_killed_at_a_random_moment_resumes_and_ends_as_if_it_had_not_been(
     whole = train(write_recipe(tmp_path / "whole", base, "smollm2", **settings))
     assert (resumed / ADAPTER).read_bytes() == (whole / ADAPTER).read_bytes()
     assert (resumed / "log.jsonl").read_text() == (whole / "log.jsonl").read_text()
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "adapter_model.safetensors", "rng_state.pth", "scheduler.pt"])
+@pytest.mark.parametrize("what", ["missing", "cut"])
+def test_a_checkpoint_that_has_lost_something_is_passed_over(base, tmp_path, capsys, monkeypatch, name, what):
+    recipe = write_recipe(tmp_path, base, "smollm2", steps=6, save_every=2)
+    saved = Checkpoints.on_save
+
+    def on_save(self, args, state, control, **rest):
+        saved(self, args, state, control, **rest)
+        if state.global_step == 4:
+            raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoints, "on_save", on_save)
+        with pytest.raises(RuntimeError, match="killed"):
+            train(recipe)
+    last = resolve(str(recipe)).run_dir / ".adapter.partial" / ".checkpoints" / "checkpoint-4"
+    (last / name).unlink() if what == "missing" else (last / name).write_bytes((last / name).read_bytes()[:-1])
+    capsys.readouterr()
+    resumed = train(recipe)
+    printed = capsys.readouterr().out
+    assert f"checkpoint-4: {name} is missing or cut; removed, the one before it serves" in printed
+    assert re.search(r"step (\d+)/6", printed)[1] == "3"
+    prove_adapter(resumed, tiny_run.card(resumed)["adapted_modules"])
+
+
+def test_a_killed_runs_checkpoints_are_not_thrown_away_by_another_setting(base, tmp_path, monkeypatch):
+    recipe = write_recipe(tmp_path, base, "smollm2", steps=4, save_every=2)
+    with monkeypatch.context() as patch:
+        patch.delattr("train.sft.prove_adapter")
+        with pytest.raises(NameError):
+            train(recipe)
+    with pytest.raises(UserError, match=r"a killed run of other settings can be resumed here \(train.log_every: 1 "):
+        train(recipe, "train.log_every=2")
+    assert train(recipe)
 
 
 def limited(size):

@@ -35,6 +35,7 @@ from recipes.errors import UserError
 from recipes.loader import resolve
 from train import merge, merging
 from train.adapter import adapted_modules
+from train.base import mend_generation
 
 PICKLES = {".bin", ".pt", ".pth", ".pkl", ".ckpt"}
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10, 11]])
@@ -277,7 +278,7 @@ def test_sampling_values_without_do_sample_are_saved_and_the_change_is_written_d
 def test_a_valid_generation_config_is_not_touched(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(trained("smollm2").parent / "base")
     model.generation_config = GenerationConfig(do_sample=True, temperature=0.7, repetition_penalty=1.1, eos_token_id=2)
-    assert merging.mend_generation(model) is None
+    assert mend_generation(model.generation_config, "tiny") is None
     merging.save(model, tmp_path, None)
     assert not (tmp_path / "generation_note.json").exists()
     saved = GenerationConfig.from_pretrained(tmp_path)

@@ -125,6 +125,35 @@ def test_a_broken_off_step_of_other_settings_is_cleared(invocation, folder, caps
     assert not partial.exists()
 
 
+def test_what_is_dear_in_a_broken_off_step_is_not_cleared_unasked(invocation, folder):
+    partial = broken_off(invocation, folder, {"rank": 1})
+    with (
+        pytest.raises(UserError, match=r"a killed run of other settings can be resumed here \(rank: 1 there, 8 here\)"),
+        run_folder.step(invocation, folder, SETTINGS, dear="ha*"),
+    ):
+        pass
+    assert (partial / "half").read_text() == "half"
+    with run_folder.step(invocation, folder, SETTINGS, dear="other*") as step:
+        assert not (step.partial / "half").exists()
+    assert not folder.exists()
+
+
+def test_a_file_in_the_place_of_the_partial_folder_is_named(invocation, folder):
+    folder.parent.mkdir(parents=True)
+    folder.with_name(".adapter.partial").write_text("")
+    with pytest.raises(UserError, match="a file stands where this step works; remove it"):
+        make(invocation, folder)
+
+
+def test_a_finished_folder_can_be_read_by_others(invocation, folder):
+    with run_folder.step(invocation, folder, SETTINGS) as step:
+        (step.partial / "weights").write_text("secret no more")
+        (step.partial / "weights").chmod(0o600)
+        run_folder.finish(step)
+    expected = (folder.parent / "recipe.yaml").stat().st_mode
+    assert (folder / "weights").stat().st_mode == expected
+
+
 def test_a_partial_folder_without_a_readable_mark_is_cleared(invocation, folder):
     partial = broken_off(invocation, folder)
     (partial / "partial.json").write_text('{"train":')

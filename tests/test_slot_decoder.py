@@ -186,6 +186,19 @@ def test_every_token_that_passes_can_be_kept_and_the_gaps_are_filled():
     assert answer.tokens == tuple(token for token, _ in sorted(cold.committed, key=lambda one: one[1]))
 
 
+def test_a_token_kept_behind_an_end_that_a_gap_brings_is_no_kept_token():
+    passes, shorter = torch.tensor([True, False] * 12), 0
+    for seed in range(12):
+        decoder = small(lambda logits, draft: passes[: len(draft)], keep="every", seed=seed, ends=range(2, 14))
+        draft = Answer(tuple(range(20, 44)), "length")
+        advanced = OneByOne(decoder, 1).advance([PROMPT], [draft])[0]
+        answer = advanced.answer.tokens
+        assert advanced.kept == sum(place % 2 == 0 for place in range(len(answer)))
+        assert answer[::2] == draft.tokens[: len(answer) : 2]
+        shorter += len(answer) < 23
+    assert shorter
+
+
 def test_every_end_token_ends_an_answer_and_is_not_its_text():
     found = set()
     for seed in range(40):

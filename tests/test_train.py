@@ -309,6 +309,22 @@ def test_a_dry_run_writes_nothing(base, tmp_path, capsys):
     assert {path.name for path in (tmp_path / "run").glob("[!.]*")} == {"data", "recipe.yaml"}
 
 
+def test_a_dry_run_says_what_training_would_stop_at(base, tmp_path, capsys):
+    """A generation config that no merge could save (fault 31), and held-out requests that are not there."""
+    recipe, odd = write_recipe(tmp_path, base, "smollm2"), tmp_path / "odd"
+    shutil.copytree(base, odd)
+    (odd / "generation_config.json").write_text('{"early_stopping": true, "eos_token_id": 2}')
+    (tmp_path / "run" / "data" / "heldout.jsonl").unlink(missing_ok=True)
+    tiny_run.reseal(tmp_path / "run" / "data")
+    for setting, says in (
+        (f"model.name={odd}", "its generation_config.json cannot be saved again"),
+        ("train.watch_every=1", "no request of two sentences to watch"),
+    ):
+        for flags in (["--dry-run"], []):
+            assert sft.main([f"recipe={recipe}", setting, *flags]) == 2
+            assert says in capsys.readouterr().err
+
+
 def test_dropped_pairs_are_kept_for_review(base, tmp_path, capsys):
     pairs = rows(9)
     pairs[4]["completion"][0]["content"] = "word " * 200
@@ -438,6 +454,34 @@ def test_a_setting_reaches_the_trainer_or_the_adapter(tmp_path, key, value, name
     }
     assert found[name] == value
     assert found["gradient_accumulation_steps"] == 2
+
+
+def test_a_process_trains_on_one_device_however_many_there_are(tmp_path, monkeypatch):
+    """Else transformers spreads one process' rows over all, and a step has several times the recipe's rows."""
+
+    def four(self):
+        self._n_gpu = 4
+        return torch.device("cpu")
+
+    monkeypatch.setattr(SFTConfig, "_setup_devices", property(four))
+    arguments = sft.arguments(resolve("smollm2", ["model.device=cpu"]).recipe, tmp_path, accumulation=2)
+    assert (arguments.n_gpu, arguments.train_batch_size) == (1, arguments.per_device_train_batch_size)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["train.steps=1"], "the first step of a warm-up has rate 0"),
+        (
+            ["train.keep=best", "train.watch_every=50", "train.steps=40"],
+            "train.watch_every=50 watches none of 40 steps",
+        ),
+        (["train.dropout=1.0"], "less than 1"),
+    ],
+)
+def test_settings_under_which_nothing_could_be_learnt_are_refused(settings, says):
+    with pytest.raises(UserError, match=says):
+        resolve("smollm2", settings)
 
 
 def test_a_loss_that_is_not_finite_stops_with_one_line(base, tmp_path, capsys):

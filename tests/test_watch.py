@@ -20,7 +20,7 @@ from headstart.tiny import tiny_model
 from recipes.errors import UserError
 from recipes.loader import parse, resolve
 from recipes.schema import Train
-from train import sft
+from train import sft, watching
 from train.checkpoints import Checkpoints
 from train.watch import Watched, best, watched_requests
 
@@ -169,6 +169,36 @@ def test_the_best_adapter_is_that_of_its_step(base, tmp_path, monkeypatch):
     four = train(recipe_of(tmp_path / "four", base, steps=4))
     assert tiny_run.card(kept)["step"] == 4
     assert all(torch.equal(tensor, weights(four)[name]) for name, tensor in weights(kept).items())
+
+
+def test_a_look_that_comes_out_otherwise_after_a_resume_leaves_no_adapter_of_another_step(base, tmp_path, monkeypatch):
+    """Killed after a look at step 6 that was the best; resumed from step 4, step 6 is no longer better than step 2."""
+    ranked = {2: 2.0, 4: 1.0, 6: 3.0, 8: 0.0}
+    chosen = lambda looks, settings: max((x for x in looks if x.step), key=lambda x: ranked[x.step], default=None)  # noqa: E731
+    monkeypatch.setattr("train.watching.best", chosen)
+    recipe = recipe_of(tmp_path / "killed", base, steps=8, save_every=4, keep="best")
+    looked = watching.Watch._look
+
+    def killed(self, state, control):
+        looked(self, state, control)
+        if state.global_step == 6:
+            raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(watching.Watch, "_look", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            train(recipe)
+    ranked[6] = 0.5
+    kept = train(recipe)
+    assert tiny_run.card(kept)["step"] == 2
+    two = train(recipe_of(tmp_path / "two", base, steps=2))
+    assert all(torch.equal(tensor, weights(two)[name]) for name, tensor in weights(kept).items())
+
+
+def test_held_out_requests_that_do_not_fit_are_one_line(base, tmp_path):
+    recipe = recipe_of(tmp_path, base, max_length=60)
+    with pytest.raises(UserError, match=r"no request to watch fits train.max_length=60 tokens"):
+        train(recipe)
 
 
 def look(step, median, mean=1.0, drift=0.0):

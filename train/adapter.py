@@ -14,7 +14,7 @@ from headstart import model as loading
 from headstart.family import Family
 from headstart.prompt import Renderer
 from recipes.errors import UserError
-from recipes.schema import Model, Train
+from recipes.schema import Model, Recipe, Train
 
 WEIGHTS = "adapter_model.safetensors"
 CARD = "headstart.json"
@@ -62,6 +62,28 @@ def write_card(folder: Path, renderer: Renderer, model: Model, modules: list[str
         "adapted_modules": modules,
     }
     (folder / CARD).write_text(json.dumps(card, indent=1) + "\n")
+
+
+def write_readme(folder: Path, recipe: Recipe, step: int) -> None:
+    """What a person has to know of the adapter, in the place of PEFT's empty form."""
+    on_hub = recipe.model.name != loading.EMBEDDED and not Path(recipe.model.name).exists()
+    lines = [
+        "---",
+        "library_name: peft",
+        *([f"base_model: {recipe.model.name}"] if on_hub else []),
+        "---",
+        "",
+        f"# LoRA adapter for {Path(recipe.model.name).name}: answers to incomplete requests",
+        "",
+        f"Trained by headstart, objective {recipe.train.objective}, step {step}. Put this system message in front of a "
+        "request, whole or unfinished:",
+        "",
+        f"> {recipe.prompt.system_message or '(none)'}",
+        "",
+        f"`{CARD}` names base weights and modules, `recipe.yaml` the settings, `step.json` data and versions.",
+        "",
+    ]
+    (folder / "README.md").write_text("\n".join(lines))
 
 
 def check_base(folder: Path, model: Model) -> list[str]:

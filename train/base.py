@@ -5,13 +5,13 @@ import os
 from typing import Any
 
 from accelerate import DeepSpeedPlugin, PartialState
-from transformers import BitsAndBytesConfig
+from transformers import BitsAndBytesConfig, GenerationConfig
 from transformers.integrations.liger import apply_liger_kernel
 from transformers.utils import is_flash_attn_2_available
 
 from headstart import model as loading
 from recipes.errors import UserError
-from recipes.schema import Recipe
+from recipes.schema import Model, Recipe
 from train.agreement import read_launch
 
 
@@ -52,6 +52,26 @@ def check(recipe: Recipe) -> None:
         raise UserError("train.base_4bit=true: ZeRO-3 cannot share out 4-bit weights; launch under zero2.yaml")
 
 
+def mend_generation(config: GenerationConfig, name: str) -> dict[str, str] | None:
+    """Make sampling values without do_sample valid, which transformers refuses to save; returns what was changed.
+
+    Raises UserError where the generation config of the model `name` could still not be saved.
+    """
+    found = _invalid(config)
+    if found is None:
+        return None
+    config.do_sample = True
+    if left := _invalid(config):
+        raise UserError(f"{name}: its generation_config.json cannot be saved again, so nothing can be merged: {left}")
+    return {"changed": "do_sample set to true", "reason": found}
+
+
+def check_generation(settings: Model) -> None:
+    """Raise UserError, before anything is trained, where the generation config is one that no merge could save."""
+    if config := loading.load_generation_config(settings):
+        mend_generation(config, settings.name)
+
+
 def load_base(recipe: Recipe) -> Any:
     """The base on this process' device, in the recipe's dtype or in 4 bits. Raises UserError as `check` does."""
     check(recipe)
@@ -79,6 +99,14 @@ def zero_stage() -> int:
     """DeepSpeed's ZeRO stage in this launch; 0 without DeepSpeed."""
     launched = os.environ.get("ACCELERATE_USE_DEEPSPEED", "false") == "true"
     return int(DeepSpeedPlugin().zero_stage) if launched else 0
+
+
+def _invalid(config: GenerationConfig) -> str | None:
+    try:
+        config.validate(strict=True)
+    except ValueError as error:
+        return " ".join(str(error).split())
+    return None
 
 
 def _installed(package: str) -> bool:

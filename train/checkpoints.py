@@ -16,12 +16,13 @@ from torch import Tensor
 from transformers import TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
+from recipes import run_folder
 from recipes.errors import UserError
 
-WHOLE = "whole"  # a file in each checkpoint that all processes have finished writing
+WHOLE = "whole"  # a file in each checkpoint that all processes have finished writing: their layout, each file's size
 WRITING = ("PytorchStreamWriter", "iostream error", "os error 28", "os error 27")  # what a failed write is known by
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-LOGGED = ("loss", "grad_norm", "learning_rate", "mean_token_accuracy")
+LOGGED = ("loss", "grad_norm", "learning_rate")
 
 
 class Checkpoints(TrainerCallback):
@@ -31,7 +32,10 @@ class Checkpoints(TrainerCallback):
         processes = PartialState()
         processes.wait_for_everyone()
         if processes.is_main_process:
-            (Path(args.output_dir) / f"checkpoint-{state.global_step}" / WHOLE).write_text(layout())
+            checkpoint = Path(args.output_dir) / f"checkpoint-{state.global_step}"
+            run_folder.write_atomically(
+                checkpoint / WHOLE, json.dumps({"layout": layout(), "sizes": _sizes(checkpoint)})
+            )
 
 
 def layout() -> str:
@@ -41,23 +45,41 @@ def layout() -> str:
 
 
 def last_whole(folder: Path) -> str | None:
-    """The last whole checkpoint in `folder`; what is half-written there is removed.
+    """The last whole checkpoint in `folder`; what is half-written there, or has lost something since, is removed.
 
     Raises UserError where a launch of another layout wrote it.
     """
     processes = PartialState()
     if processes.is_main_process:
         for checkpoint in folder.glob("checkpoint-*"):
-            if not (checkpoint / WHOLE).is_file():
+            if lost := _lost(checkpoint):
+                print(f"{checkpoint}: {lost}; removed, the one before it serves")
                 shutil.rmtree(checkpoint)
     processes.wait_for_everyone()
     last = get_last_checkpoint(str(folder)) if folder.is_dir() else None
-    if last and (Path(last) / WHOLE).read_text() != layout():
+    written = json.loads((Path(last) / WHOLE).read_text())["layout"] if last else layout()
+    if written != layout():
         raise UserError(
-            f"{last}: written under {(Path(last) / WHOLE).read_text()}, this launch has {layout()}; "
+            f"{last}: written under {written}, this launch has {layout()}; "
             f"launch as before, or remove {folder.parent} to start anew"
         )
     return last
+
+
+def _sizes(checkpoint: Path) -> dict[str, int]:
+    """Bytes of every file of a checkpoint, but of the marker."""
+    files = [path for path in checkpoint.rglob("*") if path.is_file() and path.name != WHOLE]
+    return {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in sorted(files)}
+
+
+def _lost(checkpoint: Path) -> str | None:
+    """What a checkpoint has lost, in words; None for one that is whole."""
+    try:
+        sizes = json.loads((checkpoint / WHOLE).read_text())["sizes"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return "half-written"
+    found = _sizes(checkpoint)
+    return next((f"{name} is missing or cut" for name, size in sizes.items() if found.get(name) != size), None)
 
 
 def whole_weights(trainer: Any) -> dict[str, Tensor]:
@@ -104,7 +126,8 @@ class Log(TrainerCallback):
         self.began, self.first = time.monotonic(), state.global_step
         if state.is_world_process_zero and self.path.is_file():
             lines = [line for line in self.path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-            self.path.write_text("".join(line for line in lines if json.loads(line)["step"] <= state.global_step))
+            kept = [line for line in lines if json.loads(line)["step"] <= state.global_step]
+            run_folder.write_atomically(self.path, "".join(kept))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
         """Raises UserError, on every process, where the loss is not finite."""

@@ -3,7 +3,8 @@
 The teacher is the same model with its adapter switched off. It reads the whole request, without the message for
 incomplete requests, and the answer; the student reads the prefix, with the message, and the answer. Each answer token's
 loss is KL(teacher || student). Pairs that are drawn for it have a second row, the whole request with the message, whose
-tokens count `train.retain` times: there the student has to stay what the teacher is.
+tokens count `train.retain` times: there the student has to stay what the teacher is. The sum is divided by the tokens
+of the first rows alone, so that the second term is added to the first and takes nothing from it.
 """
 
 import itertools
@@ -32,12 +33,13 @@ class DistillTrainer(LabelledTrainer):
         The teacher's distribution is softmax(logits / temperature), so that its first choice can be made to count more.
         """
         batch, ids = inputs["teacher_ids"].shape[0], inputs["input_ids"]
+        labels = torch.cat([inputs["labels"], inputs["retained_labels"]])
         adapted = self.accelerator.unwrap_model(model)
         with torch.no_grad(), adapted.disable_adapter():
             teacher, places = labelled_logits(
                 adapted, inputs["teacher_ids"], inputs["teacher_mask"], inputs["teacher_labels"]
             )
-        student, labelled = labelled_logits(model, ids, inputs["attention_mask"], inputs["labels"])
+        student, labelled = labelled_logits(model, ids, inputs["attention_mask"], labels)
         ends = places.sum(dim=1).cumsum(dim=0).tolist()
         of_row = [range(*span) for span in itertools.pairwise([0, *ends])]  # places of each row's answer in `teacher`
         said_by = torch.tensor([*range(ends[-1]), *(n for at in inputs["retained_of"].tolist() for n in of_row[at])])
@@ -62,7 +64,8 @@ class DistillCollator:
     """Batches of the columns that `rows.training_rows` makes under objective=self_distill.
 
     The student's tensors hold first each row's prefix, then the whole requests of the rows that have one, whose places
-    among the rows are in `retained_of`; the teacher's hold each row's whole request. All are padded on the right.
+    among the rows are in `retained_of` and whose labels are apart, in `retained_labels`; the teacher's hold each row's
+    whole request. All are padded on the right.
     """
 
     pad: int
@@ -76,7 +79,8 @@ class DistillCollator:
         return {
             "input_ids": ids,
             "attention_mask": mask,
-            "labels": labels,
+            "labels": labels[: len(rows)],
+            "retained_labels": labels[len(rows) :],
             "teacher_ids": teacher_ids,
             "teacher_mask": teacher_mask,
             "teacher_labels": teacher_labels,

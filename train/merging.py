@@ -18,6 +18,7 @@ from headstart.prompt import Renderer
 from recipes.errors import UserError
 from recipes.schema import Model, Recipe
 from train.adapter import adapted_modules, refuse_quantised
+from train.base import mend_generation
 
 EXACT = 1e-4  # largest logit difference of the float32 merge against the adapter, as a share of the largest logit
 STORED = {torch.float32: 1e-4, torch.bfloat16: 0.05}  # the same, once stored: bfloat16 keeps 8 bits of a weight
@@ -100,7 +101,7 @@ def load_adapted(settings: Model, adapter: Path) -> PeftModel:
 def merge_and_prove(adapted: PeftModel, recipe: Recipe, rendering: Renderer, folder: Path) -> Proof:
     """Merge, save into `folder`, reload from there, and compare. Raises UserError where a bound does not hold."""
     settings, base = recipe.model, adapted.get_base_model()
-    generation_note = mend_generation(base)
+    generation_note = mend_generation(base.generation_config, base.config.name_or_path)
     check = self_check(base, recipe, rendering)
     with adapted.disable_adapter():
         effect = _largest(_logits(base, check), check.logits)
@@ -142,28 +143,6 @@ def stored_dtype(settings: Model) -> torch.dtype:
     """The dtype that the base is stored in, from its config; bfloat16 where the config names another."""
     found = loading.load_config(settings).dtype
     return found if found in STORED else torch.bfloat16
-
-
-def mend_generation(model: Any) -> dict[str, str] | None:
-    """Make sampling values without do_sample valid, which transformers refuses to save; returns what was changed.
-
-    Raises UserError where the generation config could still not be saved.
-    """
-    found = _invalid(model.generation_config)
-    if found is None:
-        return None
-    model.generation_config.do_sample = True
-    if left := _invalid(model.generation_config):
-        raise UserError(f"{model.config.name_or_path}: its generation_config.json cannot be saved again: {left}")
-    return {"changed": "do_sample set to true", "reason": found}
-
-
-def _invalid(config: Any) -> str | None:
-    try:
-        config.validate(strict=True)
-    except ValueError as error:
-        return " ".join(str(error).split())
-    return None
 
 
 def save(model: Any, folder: Path, generation_note: Mapping[str, str] | None) -> None:

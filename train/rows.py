@@ -59,6 +59,8 @@ def training_rows(data: Path, renderer: Renderer, settings: Train, seed: int) ->
                 supervised += sum(label != IGNORED for label in row["labels"])
         tables.append(pa.Table.from_pylist(fitting, schema=schema))
     dataset = Dataset(pa.concat_tables([schema.empty_table(), *tables]))
+    if not len(dataset) and not too_long:
+        raise UserError(f"{data}: holds no pairs; build the data anew with data_builders/build.py")
     if not len(dataset):
         raise UserError(f"{data}: none of {len(too_long)} pairs fits train.max_length={settings.max_length} tokens")
     return Rows(dataset, too_long, supervised)

@@ -26,7 +26,7 @@ from recipes.errors import UserError
 from recipes.loader import Invocation, run_script
 from recipes.schema import Recipe
 from train import base
-from train.adapter import adapted_modules, lora_config, prove_adapter, refuse_quantised, write_card
+from train.adapter import adapted_modules, lora_config, prove_adapter, refuse_quantised, write_card, write_readme
 from train.agreement import agree, read_launch
 from train.checkpoints import Checkpoints, Log, last_whole, plain_errors, whole_weights
 from train.distill import DistillCollator, DistillTrainer
@@ -35,9 +35,10 @@ from train.reporting import reporting
 from train.rows import Rows, in_order, row_lengths, training_rows, write_dropped
 from train.slots import SlotCollator, SlotTrainer, counted
 from train.trainer import LabelledTrainer
-from train.watch import Watcher
+from train.watch import Watcher, watched_requests
 from train.watching import Watch
 
+DEAR = ".checkpoints/checkpoint-*"  # what other settings do not clear: hours may be in it
 SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
 
 
@@ -55,6 +56,7 @@ def train(invocation: Invocation) -> None:
     if invocation.dry_run and not state.is_main_process:
         return  # one process draws
     refuse_quantised(recipe.model)
+    base.check_generation(recipe.model)
     rendering = renderer(loading.load_tokenizer(recipe.model), loading.family(recipe.model))
     if invocation.dry_run:
         show_model(recipe, rendering, launched, agreed, state.num_processes)
@@ -70,6 +72,8 @@ def train(invocation: Invocation) -> None:
         "system_message": recipe.prompt.system_message,
         "renderer": rendering.fingerprint,
     }
+    if recipe.train.watch_every:
+        watched_requests(data / "heldout.jsonl", recipe.train.watch_requests, recipe.run.seed)
     folder = invocation.run_dir / "adapter"
     if invocation.dry_run:
         rows = training_rows(data, rendering, recipe.train, recipe.run.seed)
@@ -77,7 +81,7 @@ def train(invocation: Invocation) -> None:
         show_training(recipe, rendering, rows, ordered, launched, state.num_processes)
         run_folder.say_plan(folder, settings, plan(recipe, rows, accumulation, state.num_processes))
         return
-    with plain_errors(folder), launch.shared_step(state, invocation, folder, settings) as step:
+    with plain_errors(folder), launch.shared_step(state, invocation, folder, settings, DEAR) as step:
         if step is not None:
             rows = training_rows(data, rendering, recipe.train, recipe.run.seed)
             if state.is_main_process:
@@ -149,6 +153,7 @@ def fit(
             kept = callback.keep(step.partial)
             print(f"watching took {callback.seconds:.0f} s, {callback.seconds / seconds:.1%} of the run")
         write_card(step.partial, rendering, recipe.model, modules, kept, recipe.train.base_4bit)
+        write_readme(step.partial, recipe, kept)
         write_dropped(rows, step.partial / "dropped")
         prove_adapter(step.partial, modules)
         run_folder.finish(step)
@@ -192,7 +197,7 @@ def arguments(recipe: Recipe, checkpoints: Path, accumulation: int) -> SFTConfig
     """TRL's settings. What its defaults would do is said no to here: cut rows, bfloat16 autocast, hide a NaN loss."""
     settings = recipe.train
     on_cpu = loading.device(recipe.model).type == "cpu"
-    return SFTConfig(
+    made = SFTConfig(
         output_dir=str(checkpoints),
         max_steps=settings.steps,
         per_device_train_batch_size=settings.micro_batch,
@@ -219,6 +224,8 @@ def arguments(recipe: Recipe, checkpoints: Path, accumulation: int) -> SFTConfig
         report_to="none",
         disable_tqdm=True,
     )
+    made._n_gpu = min(made.n_gpu, 1)  # a process has one device; else one process would spread its rows over all
+    return made
 
 
 if __name__ == "__main__":

@@ -77,6 +77,11 @@ class Watcher:
         self.limit, self.system = settings.watch_max_new_tokens, recipe.prompt.system_message
         found = watched_requests(heldout, settings.watch_requests, recipe.run.seed)
         requests = [r for r in found if len(self._prompt(r, len(r.sentences))) <= settings.max_length]
+        if not requests:
+            raise UserError(
+                f"{heldout}: no request to watch fits train.max_length={settings.max_length} tokens; "
+                "raise it, or set train.watch_every=0"
+            )
         size = min(recipe.eval.batch_size, -(-len(requests) // state.num_processes))
         groups = [requests[i : i + size] for i in range(0, len(requests), size)]
         self.groups = groups[state.process_index :: state.num_processes]

@@ -8,6 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from recipes.run_folder import write_atomically
 from recipes.schema import Train
 from train.adapter import WEIGHTS
 from train.watch import Watched, Watcher, best, line
@@ -18,7 +19,8 @@ LOG = "watch.jsonl"
 class Watch(TrainerCallback):
     """Looks at the adapter while it is trained, writes watch.jsonl, and saves the best one under `train.keep=best`.
 
-    `kept` is the folder that the best adapter is in. A resumed run drops the lines that it will write again.
+    `kept` is the folder with each adapter that was the best one so far, by step: a run that resumes from an earlier
+    step drops the lines that it will write again, and finds the best of the others there.
     """
 
     def __init__(self, watcher: Watcher, settings: Train, folder: Path) -> None:
@@ -47,7 +49,7 @@ class Watch(TrainerCallback):
         if chosen is None:
             print(f"no watched step is within train.max_drift={self.settings.max_drift}; the last is kept")
             return last
-        shutil.copyfile(self.kept / WEIGHTS, folder / WEIGHTS)
+        shutil.copyfile(self.kept / str(chosen.step) / WEIGHTS, folder / WEIGHTS)
         print(f"kept the adapter of step {chosen.step}")
         return chosen.step
 
@@ -58,8 +60,8 @@ class Watch(TrainerCallback):
         self.seconds += look.seconds
         if state.is_world_process_zero:
             if self.settings.keep == "best" and best(self.looks, self.settings) is look:
-                adapted.save_pretrained(self.kept, save_embedding_layers=False)
-            self.path.write_text("".join(json.dumps(asdict(one)) + "\n" for one in self.looks))
+                adapted.save_pretrained(self.kept / str(look.step), save_embedding_layers=False)
+            write_atomically(self.path, "".join(json.dumps(asdict(one)) + "\n" for one in self.looks))
             print(line(look), flush=True)
         figures = {f"watch/{name}": value for name, value in asdict(look).items() if value is not None}
         due = control.should_log

@@ -1,4 +1,5 @@
-"""Masked diffusion for bidirectional models (LLaDA, arXiv 2502.09992): hide tokens of an answer, predict them in place.
+"""Batches of masked diffusion (LLaDA, arXiv 2502.09992) for the laboratory's bidirectional model: tokens of an answer
+are hidden and predicted in place.
 
 The answer is followed by end tokens up to a fixed number of places, so that an answer's length is something that the
 model predicts too. Each place is hidden with a probability drawn for the row. The loss is `slots.SlotTrainer`'s: a
