@@ -126,9 +126,11 @@ def test_a_broken_off_step_of_other_settings_is_cleared(invocation, folder, caps
 
 
 def test_what_is_dear_in_a_broken_off_step_is_not_cleared_unasked(invocation, folder):
-    partial = broken_off(invocation, folder, {"rank": 1})
+    partial = broken_off(invocation, folder, {**SETTINGS, "data": "bar"})
     with (
-        pytest.raises(UserError, match=r"a killed run of other settings can be resumed here \(rank: 1 there, 8 here\)"),
+        pytest.raises(
+            UserError, match=r"a killed run of other settings can be resumed here \(data: bar there, f00 here\)"
+        ),
         run_folder.step(invocation, folder, SETTINGS, dear="ha*"),
     ):
         pass

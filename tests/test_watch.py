@@ -196,9 +196,13 @@ def test_a_look_that_comes_out_otherwise_after_a_resume_leaves_no_adapter_of_ano
 
 
 def test_held_out_requests_that_do_not_fit_are_one_line(base, tmp_path):
-    recipe = recipe_of(tmp_path, base, max_length=60)
-    with pytest.raises(UserError, match=r"no request to watch fits train.max_length=60 tokens"):
-        train(recipe)
+    recipe = recipe_of(tmp_path, base)
+    data = resolve(str(recipe)).run_dir / "data"
+    long = {"id": "long", "sentences": ["A word" + " and a word" * 1000 + ".", " And then?"]}
+    (data / "heldout.jsonl").write_text(json.dumps(long) + "\n")
+    tiny_run.reseal(data)
+    with pytest.raises(UserError, match=r"no request to watch fits train.max_length=\d+ tokens"):
+        sft.train(parse([f"recipe={recipe}"]))
 
 
 def look(step, median, mean=1.0, drift=0.0):
