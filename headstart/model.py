@@ -89,8 +89,9 @@ def load_config(settings: Model) -> Any:
 def load_generation_config(settings: Model) -> GenerationConfig | None:
     """The generation config of the recipe's model; None where it has none."""
     name, revision = _source(settings)
+    pinned: dict[str, Any] = {"revision": revision} if revision else {}
     try:
-        return GenerationConfig.from_pretrained(name, revision=revision)
+        return GenerationConfig.from_pretrained(name, **pinned)
     except OSError:
         return None
 

@@ -100,7 +100,8 @@ def load_adapted(settings: Model, adapter: Path) -> PeftModel:
 
 def merge_and_prove(adapted: PeftModel, recipe: Recipe, rendering: Renderer, folder: Path) -> Proof:
     """Merge, save into `folder`, reload from there, and compare. Raises UserError where a bound does not hold."""
-    settings, base = recipe.model, adapted.get_base_model()
+    settings = recipe.model
+    base: Any = adapted.get_base_model()
     generation_note = mend_generation(base.generation_config, base.config.name_or_path)
     check = self_check(base, recipe, rendering)
     with adapted.disable_adapter():
