@@ -355,7 +355,7 @@ def test_a_generation_config_that_no_merge_could_save_is_refused_before_the_work
     (base / "generation_config.json").write_text('{"early_stopping": true, "eos_token_id": 2}')
     monkeypatch.setattr(merging, "self_check", None)  # the work
     line = refused(recipe, capsys, f"model.name={base}")
-    assert line.startswith(f"error: {base}: its generation_config.json cannot be saved again: ")
+    assert line.startswith(f"error: {base}: its generation_config.json cannot be saved again, so ")
     assert "early_stopping" in line
 
 
