@@ -76,9 +76,13 @@ def save_base(folder, family, tokens=None, dtype=None, **changes):
     return folder
 
 
-@cache
 def small_base(family="smollm2"):
     """A base of the family with the small vocabulary. Not to be changed."""
+    return _small_base(family)
+
+
+@cache
+def _small_base(family):
     return save_base(_folder(f"small-{family}"), family, byte_tokenizer(family))
 
 
