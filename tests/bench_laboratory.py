@@ -4,7 +4,7 @@
 
 Runs the project's own scripts on 200 held-out requests of each kind, in folders that keep their reports, and prints
 what came as Markdown, with n and 95% intervals (what the scripts print goes to FOLDER/log.txt). Exits with 1 where a
-claim fails; what is only measured decides nothing. Run by `make bench`.
+claim fails; what is only measured decides nothing.
 """
 
 import contextlib
@@ -60,11 +60,8 @@ failed: list[str] = []
 
 def main() -> None:
     place = Path(sys.argv[1] if len(sys.argv) > 1 else "runs/laboratory").resolve()
-    streamed(place)
-    ablations(place)
-    audits(place)
-    over_tau(place)
-    adapted(place)
+    for part in (streamed, ablations, adapted, audits, over_tau):
+        part(place)
     if failed:
         raise SystemExit("claims that fail: " + "; ".join(failed))
 

@@ -1,5 +1,5 @@
 """Slot decoding of the laboratory's model against one token a pass by the same network, and against the described steps
-without a cache. Run by `make bench`.
+without a cache: python tests/bench_slots.py
 
 One thread, each prompt three times on each side, the best counts. Requests stand alone (some 30 tokens), and behind a
 conversation of some 400 tokens, where there is something to be cached; there the model, which has seen no conversation,

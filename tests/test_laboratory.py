@@ -1,4 +1,4 @@
-"""The laboratory's small world: its answers are right, its parts are apart. (Its models are made by `make bench`.)"""
+"""The laboratory's small world: its answers are right, its parts are apart. (The benchmarks make its models.)"""
 
 import itertools
 
