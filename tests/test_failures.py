@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 import tiny_run
 from test_sources import with_hub
-from tiny_run import train, weights, write_recipe
+from tiny_run import killed_after, train, weights, write_recipe
 
 from recipes import run_folder
 from recipes.loader import resolve
 from train import sft
 from train.adapter import prove_adapter
-from train.checkpoints import Checkpoints
 
 ROOT = Path(__file__).parents[1]
 ADAPTER = "adapter_model.safetensors"
@@ -84,15 +83,8 @@ def test_a_run_killed_at_a_random_moment_resumes_and_ends_as_if_it_had_not_been(
 @pytest.mark.parametrize("what", ["missing", "cut"])
 def test_a_checkpoint_that_has_lost_something_is_passed_over(base, tmp_path, capsys, monkeypatch, name, what):
     recipe = write_recipe(tmp_path, base, "smollm2", steps=6, save_every=2)
-    saved = Checkpoints.on_save
-
-    def on_save(self, args, state, control, **rest):
-        saved(self, args, state, control, **rest)
-        if state.global_step == 4:
-            raise RuntimeError("killed")
-
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "on_save", on_save)
+        killed_after(patch, 4)
         with pytest.raises(RuntimeError, match="killed"):
             train(recipe)
     last = resolve(str(recipe)).run_dir / ".adapter.partial" / ".checkpoints" / "checkpoint-4"

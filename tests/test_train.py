@@ -13,7 +13,7 @@ from conftest import SIZES, tiny_model
 from datasets import Dataset
 from peft import PeftModel, get_peft_model
 from safetensors.torch import save_file
-from tiny_run import distance, rows, train, trained, weights, write_pairs, write_recipe
+from tiny_run import distance, killed_after, rows, train, trained, weights, write_pairs, write_recipe
 from transformers import AutoModelForCausalLM, Phi3Config
 from trl import SFTConfig, SFTTrainer
 
@@ -25,7 +25,7 @@ from recipes.loader import resolve
 from recipes.schema import Train
 from train import sft
 from train.adapter import adapted_modules, lora_config, prove_adapter, refuse_quantised
-from train.checkpoints import WHOLE, Checkpoints
+from train.checkpoints import WHOLE
 from train.rows import in_order, padding_share, training_rows, write_dropped
 from train.trainer import LabelledTrainer
 
@@ -357,18 +357,6 @@ def test_a_process_that_is_alone_but_should_not_be_is_an_error(monkeypatch, caps
         monkeypatch.setenv(name, value)
     assert sft.main([f"recipe={recipe}"]) == 2
     assert says in capsys.readouterr().err
-
-
-def killed_after(monkeypatch, step):
-    """Make the process die right after the checkpoint of `step` is whole."""
-    saved = Checkpoints.on_save
-
-    def on_save(self, args, state, control, **rest):
-        saved(self, args, state, control, **rest)
-        if state.global_step == step:
-            raise RuntimeError("killed")
-
-    monkeypatch.setattr(Checkpoints, "on_save", on_save)
 
 
 def test_a_killed_run_resumes_and_ends_bit_identical(base, tmp_path, monkeypatch, capsys):

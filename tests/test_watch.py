@@ -9,7 +9,7 @@ import tiny_run
 import torch
 from peft import PeftModel
 from tiny_models import WORDS, save
-from tiny_run import MESSAGE, train, weights, write_recipe
+from tiny_run import MESSAGE, killed_after, train, weights, write_recipe
 from transformers import AutoModelForCausalLM
 
 from eval import run as evaluation
@@ -21,7 +21,6 @@ from recipes.errors import UserError
 from recipes.loader import parse, resolve
 from recipes.schema import Train
 from train import sft, watching
-from train.checkpoints import Checkpoints
 from train.watch import Watched, best, watched_requests
 
 WATCHED = {"watch_every": 2, "watch_max_new_tokens": 12, "watch_requests": 5}
@@ -143,15 +142,8 @@ def test_a_killed_run_resumes_with_the_same_looks_and_keeps_the_same_adapter(bas
     settings = {"save_every": 2, "keep": "best", "max_drift": 100.0}
     whole = train(recipe_of(tmp_path / "whole", base, **settings))
     recipe = recipe_of(tmp_path / "killed", base, **settings)
-    saved = Checkpoints.on_save
-
-    def on_save(self, args, state, control, **rest):
-        saved(self, args, state, control, **rest)
-        if state.global_step == 4:
-            raise RuntimeError("killed")
-
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoints, "on_save", on_save)
+        killed_after(patch, 4)
         with pytest.raises(RuntimeError, match="killed"):
             train(recipe)
     resumed = train(recipe)

@@ -18,6 +18,7 @@ from headstart.request import Request
 from recipes import run_folder
 from recipes.loader import resolve
 from train import sft
+from train.checkpoints import Checkpoints
 
 MESSAGE = "The request may be unfinished. Answer at once."
 TASKS = ("Add 2 to x.", "Name a colour.", "Sort the list.", "Say yes.", "Count to three.", "Greet Ann.")
@@ -147,6 +148,18 @@ def train(recipe, *overrides):
     """Run train/sft.py in this process; returns the adapter's folder."""
     assert sft.main([f"recipe={recipe}", *overrides]) == 0
     return resolve(str(recipe), overrides).run_dir / "adapter"
+
+
+def killed_after(monkeypatch, step):
+    """Make the process die right after the checkpoint of `step` is whole."""
+    saved = Checkpoints.on_save
+
+    def on_save(self, args, state, control, **rest):
+        saved(self, args, state, control, **rest)
+        if state.global_step == step:
+            raise RuntimeError("killed")
+
+    monkeypatch.setattr(Checkpoints, "on_save", on_save)
 
 
 @cache
