@@ -8,7 +8,7 @@ late   words come first, what to do with them comes last
 free   one of many wordings is right, and a last sentence may ask for a tone
 
 `slots` is a slot-diffusion model (Qwen3's architecture), `bidirectional` a masked-diffusion one (Gemma-3's, attending
-both ways). They see whole requests only, of which some have one sentence.
+both ways). They see whole requests only, of which some have one sentence. Each is trained in a process of its own.
 Made once into the user's cache, anew when this file or the trainers change.
 
     python tests/laboratory.py        # makes it, prints where it lies
@@ -17,12 +17,15 @@ Made once into the user's cache, anew when this file or the trainers change.
 import contextlib
 import itertools
 import json
+import multiprocessing
 import random
 import tempfile
 import time
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +47,7 @@ KINDS = ("spec", "late", "free")
 PLACES = 32  # places of an answer
 HELD_OUT = 300  # requests of each kind
 PAIRS = 500  # requests of each kind for adaptation, apart from those the models are made of
-STEPS = {"slots": 2500, "bidirectional": 6000}
+STEPS = {"slots": 2500, "bidirectional": 5000}
 BATCH = 16
 DECODING = Slots(slot_size=4, serial_blocks=4, slot_threshold=0.9, token_threshold=0.4)
 TEMPLATE = (
@@ -158,10 +161,10 @@ def folder() -> Path:
     made = Path(platformdirs.user_cache_dir("headstart")) / f"laboratory-{kind}"
     if not made.is_dir():
         made.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".new-", dir=made.parent, ignore_cleanup_errors=True) as partial:
-            _make(Path(partial))
+        with tempfile.TemporaryDirectory(prefix=".new-", dir=made.parent, ignore_cleanup_errors=True) as unfinished:
+            _make(Path(unfinished))
             with contextlib.suppress(OSError):  # another process, making it at the same time, was first
-                Path(partial).rename(made)
+                Path(unfinished).rename(made)
     return made
 
 
@@ -174,15 +177,19 @@ def _make(into: Path) -> None:
         _write(into / f"{kind}.jsonl", rows)
     adapted = requests("adapted on", PAIRS)
     _write(into / "pairs.jsonl", [{"text": one.text, "reference": one.answer} for one in adapted])
-    known = tokenizer()
-    for name in STEPS:
-        began = time.monotonic()
-        model = _trained(name, known)
-        model.save_pretrained(into / name)
-        known.save_pretrained(into / name)
-        print(
-            f"laboratory: {name}, {model.num_parameters():,} parameters, {time.monotonic() - began:.0f} s", flush=True
-        )
+    with ProcessPoolExecutor(len(STEPS), multiprocessing.get_context("spawn")) as side_by_side:
+        for said in side_by_side.map(partial(_model, into), STEPS):
+            print(said, flush=True)
+
+
+def _model(into: Path, name: str) -> str:
+    """Train and save a model on one core; says what it took."""
+    torch.set_num_threads(1)
+    began, known = time.monotonic(), tokenizer()
+    model = _trained(name, known)
+    model.save_pretrained(into / name)
+    known.save_pretrained(into / name)
+    return f"laboratory: {name}, {model.num_parameters():,} parameters, {time.monotonic() - began:.0f} s"
 
 
 def _write(path: Path, rows: list[dict[str, str]]) -> None:
@@ -234,7 +241,8 @@ def _trained(name: str, known: PreTrainedTokenizerFast) -> Any:
     ]
     data = Dataset.from_list([{"input_ids": row.ids, "labels": row.labels} for row in rows])
     mask = int(known.convert_tokens_to_ids("<|mask|>"))
-    collator = SlotCollator(0, mask, BATCH, 0) if name == "slots" else MaskedCollator(0, mask, PLACES, BATCH, 0)
+    words = range(len(SPECIAL), len(known))
+    collator = SlotCollator(0, mask, BATCH, 0) if name == "slots" else MaskedCollator(0, mask, words, PLACES, BATCH, 0)
     with tempfile.TemporaryDirectory() as scratch:
         settings = SFTConfig(
             scratch,
