@@ -17,6 +17,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 import psutil
+import torch
 
 from headstart import model as loading
 from headstart.prompt import IGNORED, renderer
@@ -126,8 +127,11 @@ def headstart(folder: Path, recipe: Path, name: str, number: int) -> Cost:
 
 
 def run(command: list[object], log: Path) -> float:
-    """Run a command to its end; returns the largest resident set of it and its children together, MiB."""
-    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+    """Run a command to its end; returns the largest resident set of it and its children together, MiB.
+
+    All get the same threads: accelerate's launcher, which `trl sft` starts itself by, would leave it one.
+    """
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": str(torch.get_num_threads())}
     peak = 0.0
     with log.open("w") as file:
         started = subprocess.Popen(list(map(str, command)), stdout=file, stderr=subprocess.STDOUT, env=environment)
