@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from headstart.batch import BatchDecoder
 from headstart.decoders import OneByOne
+from headstart.family import context_length
 from headstart.lookup import Tokens
 from headstart.prompt import Renderer, conversation
 from headstart.request import Message, Request
@@ -165,7 +166,7 @@ class InProcess:
             prompt = self.renderer.prompt(question.text, question.history, question.system)
         except UserError:
             return TEMPLATE
-        if len(prompt) + self.decoder.limit > self.decoder.model.config.get_text_config().max_position_embeddings:
+        if len(prompt) + self.decoder.limit > context_length(self.decoder.model.config):
             return TOO_LONG
         self._asked.append((key, prompt))
         return None

@@ -18,6 +18,7 @@ from headstart.autoregressive import common_prefix
 from headstart.batch import Advance, BatchDecoder
 from headstart.decoder import Answer
 from headstart.decoders import walk
+from headstart.family import context_length
 from headstart.lookup import lookup_passes, pieces
 from headstart.request import Request
 from headstart.residual import residual, residual_paper, residual_paper_slots, total_passes
@@ -102,7 +103,7 @@ def draft_of(line: Mapping[str, Any]) -> Answer:
 def _unfit(arm: Arm, request: Request) -> str | None:
     if len(request.sentences) < 2:
         return "single sentence"
-    limit = arm.model.config.get_text_config().max_position_embeddings - arm.recipe.eval.max_new_tokens
+    limit = context_length(arm.model.config) - arm.recipe.eval.max_new_tokens
     return "longer than the model's context" if len(arm.prompt(request, len(request.sentences))) > limit else None
 
 

@@ -13,6 +13,7 @@ from transformers import DynamicCache
 
 from headstart.acceptance import Rule, greedy, leading_run
 from headstart.decoder import Answer, Verified, scored, settle
+from headstart.family import context_length
 from recipes.errors import UserError
 
 
@@ -28,7 +29,7 @@ class AutoregressiveDecoder:
         self.stop_ids = stop_ids
         self.limit = limit
         self.rule = rule
-        self.context: int = model.config.get_text_config().max_position_embeddings
+        self.context = context_length(model.config)
         self.claimed = False
         self.forget()
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from headstart.acceptance import Rule, leading_run
 from headstart.decoder import Answer, Verified
+from headstart.family import context_length
 from headstart.slot_diffusion import Call, block_length
 from recipes.errors import UserError
 from recipes.schema import Slots
@@ -36,7 +37,7 @@ class BidirectionalDecoder:
     ) -> None:
         self.model, self.stop_ids, self.mask_id = model, stop_ids, mask_id
         self.limit, self.settings, self.rule, self.shifted = limit, settings, rule, shifted
-        self.context: int = model.config.get_text_config().max_position_embeddings
+        self.context = context_length(model.config)
         self.block = block_length(settings.model_copy(update={"slot_size": 1}), limit)
         self.calls: list[Call] = []
         self.claimed = False

@@ -135,12 +135,25 @@ def stop_ids(family: Family, tokenizer: Any, model: Any) -> frozenset[int]:
     """Union of all end tokens declared anywhere: family row, tokenizer, model config, generation config."""
     known = tokenizer.get_added_vocab()
     declared: set[int | None] = {known[token] for token in family.stop_tokens if token in known}
-    configs = (model.config, model.config.get_text_config(), model.generation_config)
+    generation = model.generation_config if model.can_generate() else None
+    configs = (model.config, model.config.get_text_config(), generation)
     # A multimodal config need not have the attribute.
     in_configs = (config.to_dict().get("eos_token_id") for config in configs if config is not None)
     for value in (tokenizer.eos_token_id, *in_configs):
         declared |= set(value if isinstance(value, list | tuple) else [value])
     return frozenset(token for token in declared if token is not None)
+
+
+def context_length(config: Any) -> int:
+    """The most tokens that a model reads, by its config: LLaDA's own code calls it max_sequence_length.
+
+    Raises UserError where the config says it in neither way.
+    """
+    known = config.get_text_config().to_dict()
+    for name in ("max_position_embeddings", "max_sequence_length"):
+        if known.get(name):
+            return int(known[name])
+    raise UserError(f"{config.name_or_path}: config.json has no max_position_embeddings; add the context's length")
 
 
 def token_id(tokenizer: Any, token: str) -> int:

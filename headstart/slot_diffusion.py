@@ -11,6 +11,7 @@ training showed it: from a mask token at its place that sees the prompt and the 
 for this request; the rest is decoded anew, in slots that begin right behind the kept run.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from transformers import DynamicCache
 
 from headstart.acceptance import Rule, leading_run
 from headstart.decoder import Answer, Verified, scored
+from headstart.family import context_length
 from recipes.errors import UserError
 from recipes.schema import Slots
 
@@ -90,7 +92,7 @@ class SlotDiffusionDecoder:
     ) -> None:
         self.model, self.stop_ids, self.mask_id = model, stop_ids, mask_id
         self.limit, self.settings, self.rule = limit, settings, rule
-        self.context: int = model.config.get_text_config().max_position_embeddings
+        self.context = context_length(model.config)
         self.reference = settings.compat == "reference"
         self.block = block_length(settings, limit)
         self.calls: list[Call] = []
@@ -101,6 +103,7 @@ class SlotDiffusionDecoder:
         """Drop the cache: the next pass starts from nothing."""
         self._cache = DynamicCache()
         self._held: list[Placed] = []
+        self._plain: float = math.inf  # what is held behind so many tokens was completed side by side, and saw less
         self._apart: list[Placed] = []  # kept behind the leading run by the last `verify`
 
     @torch.inference_mode()
@@ -140,7 +143,7 @@ class SlotDiffusionDecoder:
         self._fit(prompt)
         start = len(prompt)
         whole = [*_placed(prompt), *((token, start + place) for token, place in kept)]
-        self._keep(_common(self._held, whole))
+        self._keep(self._reusable(whole))
         waiting, committed, steps, ended = whole[len(self._held) :], list(kept), list[Step](), False
         for block in self._blocks(kept):
             left = block
@@ -160,7 +163,7 @@ class SlotDiffusionDecoder:
     @torch.inference_mode()
     def prefill(self, prompt: Sequence[int]) -> None:
         """Put a prompt into the cache (what a session holds after an update), in one pass."""
-        self._keep(_common(self._held, _placed(prompt)))
+        self._keep(self._reusable(_placed(prompt)))
         if rest := _placed(prompt)[len(self._held) :]:
             self._forward("predict", [rest], 1)
 
@@ -171,7 +174,7 @@ class SlotDiffusionDecoder:
         One pass. Fed are what of `prompt` is not in the cache, the draft, and behind it a mask token for each first
         token of a slot, which sees what is left of it.
         """
-        self._keep(min(_common(self._held, _placed(prompt)), len(prompt) - 1))
+        self._keep(min(self._reusable(_placed(prompt)), len(prompt) - 1))
         fed, start, cached = scored(draft), len(prompt), len(self._held)
         rest = [*_placed(prompt)[cached:], *zip(fed, range(start, start + len(fed)), strict=True)]
         firsts = range(0, len(draft.tokens), self.settings.slot_size) if self.settings.scoring == "mask" else range(0)
@@ -250,7 +253,7 @@ class SlotDiffusionDecoder:
         while not rows.good.all():
             rows.tokens = self._drafted(start, rows, done)
             accepted = self._verified(start, rows, done)
-            rows.good[:, done:] = accepted.long().cumprod(dim=1).bool()
+            rows.good[:, done:] = accepted.long().cumprod(dim=1).bool() | rows.padding[:, done:]
             ending = [at for at in range(len(rows.slots)) if self._ends(rows, at, done)]
             if ending:
                 last = ending[0]
@@ -318,6 +321,7 @@ class SlotDiffusionDecoder:
             joined.update(keys, values, number)
         self._cache = joined
         self._held += _at(start, commit)
+        self._plain = min(self._plain, cached)
 
     def _next_token_runs(self, logits: Tensor, guesses: Sequence[Sequence[int]]) -> list[int]:
         """How many leading tokens of each slot pass: its first always, the others by the token before them."""
@@ -395,6 +399,13 @@ class SlotDiffusionDecoder:
         if length < len(self._held):
             self._cache.crop(length - len(self._held))
             del self._held[length:]
+        if length <= self._plain:
+            self._plain = math.inf
+
+    def _reusable(self, tokens: Sequence[Placed]) -> int:
+        """How many of the first `tokens` the cache holds as one pass over them would."""
+        common = _common(self._held, tokens)
+        return common if common <= self._plain else int(self._plain)
 
     def _fit(self, prompt: Sequence[int]) -> None:
         if len(prompt) + self.limit > self.context:
@@ -405,7 +416,7 @@ class SlotDiffusionDecoder:
 
 @dataclass
 class _Rows:
-    """The chosen slots side by side: tokens and which are good, (rows, columns), on the CPU.
+    """The chosen slots side by side: tokens, which are good and which padding, (rows, columns), on the CPU.
 
     A shorter slot has mask tokens behind its end, which count as good and are seen by nothing that counts.
     """
@@ -413,6 +424,7 @@ class _Rows:
     slots: list[range]
     tokens: Tensor
     good: Tensor
+    padding: Tensor
 
     @classmethod
     def of(cls, slots: Sequence[range], guesses: Sequence[Sequence[int]], runs: Sequence[int], pad: int) -> "_Rows":
@@ -420,10 +432,11 @@ class _Rows:
         tokens = torch.tensor([[*row, *[pad] * (width - len(row))] for row in guesses])
         columns = torch.arange(width)
         lengths, passed = (torch.tensor(counts)[:, None] for counts in ([len(slot) for slot in slots], list(runs)))
-        return cls(list(slots), tokens, (columns < passed) | (columns >= lengths))
+        padding = columns >= lengths
+        return cls(list(slots), tokens, (columns < passed) | padding, padding)
 
     def first(self, count: int) -> "_Rows":
-        return _Rows(self.slots[:count], self.tokens[:count], self.good[:count])
+        return _Rows(self.slots[:count], self.tokens[:count], self.good[:count], self.padding[:count])
 
     def flat(self) -> list[Placed]:
         """(token, place in the answer), row after row."""

@@ -1,6 +1,8 @@
 """The slot-diffusion decoder: the reference's own runs token for token, what is mended, drafts in one pass."""
 
+import itertools
 import json
+import random
 import threading
 from functools import cache, partial
 
@@ -281,6 +283,33 @@ def test_the_cache_changes_no_token_and_no_pass():
         decoder.forget()
         paths |= {(step.path, len(step.chosen) > 1) for step in decoder.fill(prompt, []).steps}
     assert paths == {("prefix", False), ("prefix", True), ("rows", False), ("rows", True)}
+
+
+def test_gaps_of_any_length_are_filled_whole_side_by_side():
+    """Slots are as long as their gap at most, so rows are of several lengths: none behind a short one gets lost."""
+    draw, rows = random.Random(1), 0
+    ends = frozenset(range(0, 96, 8))
+    for seed in range(120):
+        slots = Slots(slot_size=8, serial_blocks=1, slot_threshold=0, token_threshold=draw.choice([0.1, 0.3, 0.9]))
+        decoder = small(ends=ends, seed=seed % 8, slots=slots)
+        places = list(itertools.accumulate(draw.choice([4, 5, 6, 8]) for _ in range(4)))
+        kept = [(draw.randrange(1, 8), place) for place in places if place < 24]
+        filled = decoder.fill([draw.randrange(96) for _ in range(3)], kept)
+        rows += any(step.path == "rows" and len(step.chosen) > 1 for step in filled.steps)
+        assert decoder._answer(filled).stop is not None, (seed, kept)
+    assert rows > 60
+
+
+def test_a_next_turn_reads_nothing_that_was_completed_side_by_side_from_the_cache():
+    draft, several = Answer(tuple(range(50, 60))), 0
+    slots = Slots(slot_size=4, serial_blocks=1, slot_threshold=0.02, token_threshold=0.3)
+    for seed in range(8):
+        warm, cold = (small(ends=(END,), seed=seed, slots=slots) for _ in range(2))
+        filled = warm.fill(PROMPT, [])
+        several += any(step.path == "rows" and len(step.chosen) > 1 for step in filled.steps)
+        turn = [*PROMPT, *warm._answer(filled).tokens, 9, 8]
+        torch.testing.assert_close(warm.scores(turn, draft)[0], cold.scores(turn, draft)[0], atol=1e-4, rtol=0)
+    assert several > 4
 
 
 def test_a_prompt_that_does_not_fit_is_refused():
