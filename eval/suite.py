@@ -51,6 +51,9 @@ def load(invocation: Invocation) -> Suite:
     for name in settings.limit if isinstance(settings.limit, dict) else ():
         if name not in settings.benchmarks and name not in BENCHMARKS:
             raise UserError(f"eval.limit.{name}: no benchmark {name!r}; there are {', '.join(settings.benchmarks)}")
+    for name in invocation.recipe.slots.benchmarks:
+        if name not in settings.benchmarks and name not in BENCHMARKS:
+            raise UserError(f"slots.benchmarks.{name}: no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
     whole = {name: _load(name, invocation) for name in settings.benchmarks}
     owners: dict[str, str] = {}
     for name, requests in whole.items():

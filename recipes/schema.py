@@ -80,6 +80,10 @@ class Model(Section):
         pinned = re.fullmatch(r"[0-9a-f]{40}", self.revision or "") or os.path.isdir(self.name)
         if self.trust_remote_code and not pinned:
             raise ValueError("model.trust_remote_code=true needs a pinned model.revision, a commit of 40 digits")
+        if self.tiny and self.family in ("llada", "dream"):
+            raise ValueError(
+                f"model.tiny=true: the code of model.family={self.family} is its repository's; take it out"
+            )
         return self
 
 
@@ -234,6 +238,14 @@ class Slots(Section):
     compat: Literal["none", "reference"] = Field(
         "none", description="reference: keep the faults of ReFusion's own decoder, to compare with it"
     )
+
+    @model_validator(mode="after")
+    def _nothing_settled_in_vain(self) -> "Slots":
+        if self.keep == "every" and (self.paper_floor or self.half_kept == "drop"):
+            raise ValueError(
+                "slots.keep=every keeps tokens behind the run too: it goes with neither paper_floor nor half_kept=drop"
+            )
+        return self
 
     def of(self, benchmark: str) -> "Slots":
         """The settings of one benchmark."""
@@ -466,6 +478,11 @@ class Recipe(Section):
         if (family == "refusion") != (objective == "slot_diffusion"):
             due = "slot_diffusion" if family == "refusion" else "sft or self_distill"
             raise ValueError(f"train.objective={objective}: model.family={family} takes {due}")
+        if self.slots.hide != "nothing" and family not in DIFFUSION[1:]:
+            raise ValueError(f"slots.hide={self.slots.hide}: model.family={family} never sees the token that it judges")
+        for name in ("scoring", "half_kept", "keep", "paper_floor", "compat"):
+            if family != "refusion" and getattr(self.slots, name) != Slots.model_fields[name].default:
+                raise ValueError(f"slots.{name}: for model.family=refusion alone, not {family}; take it out")
         if family in DIFFUSION and self.eval.replay == "last":
             raise ValueError("eval.replay=last: the draft of a diffusion model depends on those before it; set full")
         if family in DIFFUSION and self.eval.recycle:
