@@ -12,7 +12,8 @@ from tiny_run import distance, rows, train, weights, write_pairs, write_recipe
 from trl import SFTConfig
 
 from headstart.family import FAMILIES
-from headstart.prompt import IGNORED, renderer
+from headstart.prompt import IGNORED, conversation, renderer
+from headstart.request import Message
 from recipes.errors import UserError
 from recipes.loader import parse
 from recipes.schema import Train
@@ -131,7 +132,7 @@ def test_teacher_and_retained_rows_hold_the_whole_request_and_end_with_the_answe
     pairs[5]["rest"] = ""
     write_pairs(pairs, tmp_path)
     settings = Train(objective="self_distill", retain=1.0, retain_share=1.0)
-    found = training_rows(tmp_path, smollm2, settings, seed=0).dataset
+    found = training_rows(tmp_path, smollm2, settings, seed=0, message=tiny_run.MESSAGE).dataset
     for pair, row in zip(pairs, found, strict=True):
         answer = [label for label in row["labels"] if label != IGNORED]
         task = pair["prompt"][-1]["content"] + pair["rest"]
@@ -142,8 +143,16 @@ def test_teacher_and_retained_rows_hold_the_whole_request_and_end_with_the_answe
     assert 0 < sum(bool(ids) for ids in some["retained_ids"]) < 5
     none = training_rows(tmp_path, smollm2, settings.model_copy(update={"retain": 0.0}), seed=0).dataset
     assert not any(none["retained_ids"])
-    history = {**pairs[0], "prompt": [{"role": "user", "content": "a"}, *pairs[0]["prompt"][1:]]}
-    assert len(whole_request(history, message=False)["prompt"]) == 2  # no message there: nothing is taken away
+
+
+def test_the_teacher_reads_the_requests_own_system_message():
+    asked = [Message("system", "You are a pirate."), Message("user", "a"), Message("assistant", "b")]
+    for message in (tiny_run.MESSAGE, None):
+        pair = {"prompt": conversation("Sum", asked, message), "rest": " it."}
+        assert whole_request(pair, without=message)["prompt"] == conversation("Sum it.", asked, None)
+        assert whole_request(pair)["prompt"] == conversation("Sum it.", asked, message)
+    pair = {"prompt": conversation("Sum", (), tiny_run.MESSAGE), "rest": ""}
+    assert whole_request(pair, without=tiny_run.MESSAGE)["prompt"] == conversation("Sum", (), None)
 
 
 def test_a_pair_whose_whole_request_is_too_long_is_dropped(tmp_path, smollm2):

@@ -37,9 +37,10 @@ class Rows:
     supervised_tokens: int
 
 
-def training_rows(data: Path, renderer: Renderer, settings: Train, seed: int) -> Rows:
+def training_rows(data: Path, renderer: Renderer, settings: Train, seed: int, message: str | None = None) -> Rows:
     """Render the pairs of a data folder, in their order, in memory (no cache that several processes would share).
 
+    `message` is the system message that the pairs were built with: a teacher reads the request without it.
     Raises UserError where there are none, where one cannot be rendered, or where none fits `max_length` tokens.
     """
     shards = sorted(data.glob("pairs-*.parquet"))
@@ -50,7 +51,7 @@ def training_rows(data: Path, renderer: Renderer, settings: Train, seed: int) ->
     for batch in _batches(shards):
         fitting = []
         for pair in batch:
-            row = _columns(pair, renderer, settings, seed)
+            row = _columns(pair, renderer, settings, seed, message)
             longest = max(len(ids) for name, ids in row.items() if name != "draft_ids")
             if longest > settings.max_length:
                 too_long.append({"id": pair["id"], "tokens": longest})
@@ -90,11 +91,17 @@ def in_order(dataset: Dataset, settings: Train, seed: int) -> Dataset:
     return dataset.select(laid)
 
 
-def row_lengths(dataset: Dataset) -> list[int]:
-    """Tokens of each row's `input_ids`."""
-    column = dataset.with_format("arrow")["input_ids"]
+def row_lengths(dataset: Dataset, name: str = "input_ids") -> list[int]:
+    """Tokens of each row in a column."""
+    column = dataset.with_format("arrow")[name]
     lengths: list[int] = pa.chunked_array([chunk.value_lengths() for chunk in column[:].chunks]).to_pylist()
     return lengths
+
+
+def tokens_read(dataset: Dataset, since: int) -> int:
+    """Tokens that training reads of the rows from `since` on: as student, as teacher and for the retention loss."""
+    columns = [name for name in ("input_ids", "teacher_ids", "retained_ids") if name in dataset.column_names]
+    return sum(sum(row_lengths(dataset, name)[since:]) for name in columns)
 
 
 def padding_share(lengths: Sequence[int], micro_batch: int) -> float:
@@ -111,12 +118,18 @@ def render(pair: dict[str, Any], renderer: Renderer) -> Row:
         raise UserError(f"pair {pair['id']}: {error}") from error
 
 
-def whole_request(pair: dict[str, Any], message: bool) -> dict[str, Any]:
-    """The pair with all of its request: the prefix and the rest that was held back; without `message` plain."""
+def whole_request(pair: dict[str, Any], without: str | None = None) -> dict[str, Any]:
+    """The pair with all of its request: the prefix and the rest that was held back; `without` the message, if given.
+
+    A system message of the request's own, which stands behind it, stays.
+    """
     *before, last = pair["prompt"]
     turns = [*before, {**last, "content": last["content"] + pair["rest"]}]
-    plain = turns[1:] if turns[0]["role"] == "system" else turns
-    return {**pair, "prompt": turns if message else plain}
+    first = turns[0]
+    if without is not None and first["role"] == "system" and first["content"].startswith(without):
+        own = first["content"].removeprefix(without).removeprefix("\n\n")
+        turns = [*([{**first, "content": own}] if own else []), *turns[1:]]
+    return {**pair, "prompt": turns}
 
 
 def write_dropped(rows: Rows, folder: Path) -> None:
@@ -127,16 +140,18 @@ def write_dropped(rows: Rows, folder: Path) -> None:
         (folder / "too-long.jsonl").write_text(text)
 
 
-def _columns(pair: dict[str, Any], renderer: Renderer, settings: Train, seed: int) -> dict[str, list[int]]:
+def _columns(
+    pair: dict[str, Any], renderer: Renderer, settings: Train, seed: int, message: str | None
+) -> dict[str, list[int]]:
     row = render(pair, renderer)
     columns = {"input_ids": row.ids, "labels": row.labels}
     if settings.objective == "slot_diffusion":
         columns["draft_ids"] = renderer.answer(pair["draft"]) if pair["draft"] else []
     if settings.objective == "self_distill":
-        columns["teacher_ids"] = render(whole_request(pair, message=False), renderer).ids
+        columns["teacher_ids"] = render(whole_request(pair, without=message), renderer).ids
         drawn = random.Random(f"{seed}:retained:{pair['id']}").random() < settings.retain_share
         retained = settings.retain > 0 and pair["rest"] != "" and drawn
-        columns["retained_ids"] = render(whole_request(pair, message=True), renderer).ids if retained else []
+        columns["retained_ids"] = render(whole_request(pair), renderer).ids if retained else []
     return columns
 
 

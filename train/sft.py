@@ -32,7 +32,7 @@ from train.checkpoints import Checkpoints, Log, last_whole, plain_errors, whole_
 from train.distill import DistillCollator, DistillTrainer
 from train.preflight import show_model, show_training
 from train.reporting import reporting
-from train.rows import Rows, in_order, row_lengths, training_rows, write_dropped
+from train.rows import Rows, in_order, tokens_read, training_rows, write_dropped
 from train.slots import SlotCollator, SlotTrainer, counted
 from train.trainer import LabelledTrainer
 from train.watch import Watcher, watched_requests
@@ -76,14 +76,14 @@ def train(invocation: Invocation) -> None:
         watched_requests(data / "heldout.jsonl", recipe.train.watch_requests, recipe.run.seed)
     folder = invocation.run_dir / "adapter"
     if invocation.dry_run:
-        rows = training_rows(data, rendering, recipe.train, recipe.run.seed)
+        rows = training_rows(data, rendering, recipe.train, recipe.run.seed, recipe.prompt.system_message)
         ordered = in_order(rows.dataset, recipe.train, recipe.run.seed)
         show_training(recipe, rendering, rows, ordered, launched, state.num_processes)
-        run_folder.say_plan(folder, settings, plan(recipe, rows, accumulation, state.num_processes))
+        run_folder.say_plan(folder, settings, plan(recipe, rows, accumulation, state.num_processes), DEAR)
         return
     with plain_errors(folder), launch.shared_step(state, invocation, folder, settings, DEAR) as step:
         if step is not None:
-            rows = training_rows(data, rendering, recipe.train, recipe.run.seed)
+            rows = training_rows(data, rendering, recipe.train, recipe.run.seed, recipe.prompt.system_message)
             if state.is_main_process:
                 print(plan(recipe, rows, accumulation, state.num_processes))
             with reporting(invocation, state.is_main_process) as reports:
@@ -141,7 +141,7 @@ def fit(
     for callback in watching:
         callback.trainer = trainer
     trainer.train(resume_from_checkpoint=last_whole(checkpoints))
-    seconds, fed = log.seconds, sum(row_lengths(ordered)[log.first * recipe.train.effective_batch :])
+    seconds, fed = log.seconds, tokens_read(ordered, log.first * recipe.train.effective_batch)
     weights = whole_weights(trainer)
     if trainer.accelerator.is_main_process:
         trained = seconds - sum(callback.seconds for callback in watching)
