@@ -48,7 +48,7 @@ def step(invocation: Invocation, folder: Path, settings: Mapping[str, Any], dear
     settings, where another process works on it, or where a killed step of other settings left what matches the pattern
     `dear`: that is not cleared unasked.
     """
-    partial = folder.with_name(f".{folder.name}.partial")
+    partial = _partial(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _lock(folder):
         if is_complete(folder, settings):
@@ -113,9 +113,13 @@ def agree(folder: Path, record: Mapping[str, Any], expected: Mapping[str, Any]) 
         raise UserError(f"{folder}: made by other settings ({changed}); give those, or make it anew in another run.dir")
 
 
-def say_plan(folder: Path, settings: Mapping[str, Any], plan: str) -> None:
+def say_plan(folder: Path, settings: Mapping[str, Any], plan: str, dear: str = "") -> None:
     """What a dry run prints: the plan, or that there is nothing to do. Raises UserError as the step itself would."""
-    print(f"{folder}: complete; nothing would be done" if is_complete(folder, settings) else plan)
+    if is_complete(folder, settings):
+        print(f"{folder}: complete; nothing would be done")
+        return
+    _spare(_partial(folder), settings, dear)
+    print(plan)
 
 
 def _unchanged(folder: Path) -> dict[str, Any]:
@@ -190,23 +194,35 @@ def _commit() -> str | None:
     return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")
 
 
+def _partial(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.partial")
+
+
 def _prepare(partial: Path, settings: Mapping[str, Any], dear: str) -> None:
     marker = partial / "partial.json"
     if partial.exists() and not partial.is_dir():
         raise UserError(f"{partial}: a file stands where this step works; remove it")
+    _spare(partial, settings, dear)
     made_by = marker.read_text() if marker.is_file() else ""
     if partial.exists() and made_by != canonical(settings):
-        if dear and any(partial.glob(dear)):
-            changed = ", ".join(_differences(_loaded(made_by), json.loads(canonical(settings)))[:4])
-            raise UserError(
-                f"{partial}: a killed run of other settings can be resumed here ({changed}); give those, or remove it"
-            )
         print(f"{partial}: left by other settings; starting anew")
         shutil.rmtree(partial)
     if partial.exists():
         print(f"{partial}: continuing what a killed run left")
     partial.mkdir(parents=True, exist_ok=True)
-    marker.write_text(canonical(settings))
+    if made_by != canonical(settings):
+        write_atomically(marker, canonical(settings))
+
+
+def _spare(partial: Path, settings: Mapping[str, Any], dear: str) -> None:
+    """Raise UserError where a killed run of other settings left what is `dear`."""
+    marker = partial / "partial.json"
+    made_by = marker.read_text() if marker.is_file() else ""
+    if dear and made_by != canonical(settings) and any(partial.glob(dear)):
+        changed = ", ".join(_differences(_loaded(made_by), json.loads(canonical(settings)))[:4])
+        raise UserError(
+            f"{partial}: a killed run of other settings can be resumed here ({changed}); give those, or remove it"
+        )
 
 
 def _loaded(text: str) -> Any:

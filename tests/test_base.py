@@ -5,8 +5,10 @@ import json
 import pytest
 import tiny_run
 import torch
-from tiny_run import save_base, train, weights, write_recipe
+from tiny_run import save_base, tokenizer, train, weights, write_recipe
 
+from headstart.family import FAMILIES
+from headstart.tiny import tiny_folder
 from recipes.errors import UserError
 from recipes.loader import parse
 from train import base, merge
@@ -42,6 +44,18 @@ def test_flash_attention_that_is_asked_for_and_not_there_is_refused(monkeypatch)
     monkeypatch.setattr(base, "is_flash_attn_2_available", lambda: False)
     with pytest.raises(UserError, match="flash_attention_2: the package flash-attn is not installed"):
         base.check(recipe("train.attention=flash_attention_2"))
+
+
+@pytest.mark.parametrize(("family", "kernel"), [("qwen3", "flash_attention_2"), ("gemma3", "sdpa")])
+def test_flash_attention_is_taken_where_the_architecture_has_it(monkeypatch, family, kernel):
+    """Gemma-3's multimodal architecture has none in transformers."""
+    monkeypatch.setattr(base.loading, "device", lambda model: torch.device("cuda"))
+    monkeypatch.setattr(base, "is_flash_attn_2_available", lambda: True)
+    here = (f"model.name={tiny_folder(tokenizer(family), FAMILIES[family])}", f"model.family={family}")
+    assert base.attention(recipe(*here))[0] == kernel
+    if kernel == "sdpa":
+        with pytest.raises(UserError, match="has no FlashAttention for this architecture"):
+            base.attention(recipe(*here, "train.attention=flash_attention_2"))
 
 
 def test_what_a_recipe_asks_for_and_is_not_installed_is_refused_before_anything_is_loaded(monkeypatch):

@@ -104,11 +104,10 @@ def test_a_killed_runs_checkpoints_are_not_thrown_away_by_another_setting(base, 
         with pytest.raises(NameError):
             train(recipe)
     capsys.readouterr()
-    assert sft.main([f"recipe={recipe}", "train.log_every=2"]) == 2
-    said = one_line(capsys.readouterr().err)
-    assert (
-        "a killed run of other settings can be resumed here (train.log_every: 1 there, 2 here); give those, or" in said
-    )
+    for options in ([], ["--dry-run"]):
+        assert sft.main([f"recipe={recipe}", "train.log_every=2", *options]) == 2
+        said = one_line(capsys.readouterr().err)
+        assert "a killed run of other settings can be resumed here (train.log_every: 1 there, 2 here); give" in said
     assert train(recipe)
 
 

@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from accelerate import DeepSpeedPlugin, PartialState
-from transformers import BitsAndBytesConfig, GenerationConfig
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, BitsAndBytesConfig, GenerationConfig
 from transformers.integrations.liger import apply_liger_kernel
 from transformers.utils import is_flash_attn_2_available
 
@@ -30,9 +30,16 @@ def attention(recipe: Recipe) -> tuple[str, str]:
         reason = "FlashAttention needs model.dtype=bfloat16"
     elif not is_flash_attn_2_available():
         reason = "the package flash-attn is not installed"
+    elif not _has_flash_attention(recipe.model):
+        reason = "transformers has no FlashAttention for this architecture"
     if reason and asked == "flash_attention_2":
         raise UserError(f"train.attention=flash_attention_2: {reason}; mend that or set train.attention=sdpa")
     return ("sdpa", reason) if reason else ("flash_attention_2", "flash-attn is installed")
+
+
+def _has_flash_attention(settings: Model) -> bool:
+    architecture: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(loading.load_config(settings))]
+    return bool(architecture._supports_flash_attn)
 
 
 def check(recipe: Recipe) -> None:

@@ -18,6 +18,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from recipes import run_folder
 from recipes.errors import UserError
+from train.base import zero_stage
 
 WHOLE = "whole"  # a file in each checkpoint that all processes have finished writing: their layout, each file's size
 WRITING = ("PytorchStreamWriter", "iostream error", "os error 28", "os error 27")  # what a failed write is known by
@@ -41,7 +42,8 @@ class Checkpoints(TrainerCallback):
 def layout() -> str:
     """How the launch shares the work; the optimizer's and the random states in a checkpoint are cut to it."""
     processes = PartialState()
-    return f"{processes.num_processes} process(es), {processes.distributed_type.value}"
+    stage = f" stage {zero_stage()}" if zero_stage() else ""
+    return f"{processes.num_processes} process(es), {processes.distributed_type.value}{stage}"
 
 
 def last_whole(folder: Path) -> str | None:

@@ -24,6 +24,7 @@ from recipes.errors import UserError
 from recipes.loader import Invocation, run_script
 from recipes.schema import Model
 from train.adapter import check_base, prove_adapter
+from train.checkpoints import plain_errors
 from train.hub import check_name, push
 from train.merging import load_adapted, merge_and_prove
 
@@ -57,7 +58,8 @@ def merge(invocation: Invocation) -> None:
         if step is not None:
             try:
                 rendering = renderer(loading.load_tokenizer(recipe.model), loading.family(recipe.model))
-                proof = merge_and_prove(load_adapted(recipe.model, adapter), recipe, rendering, step.partial)
+                with plain_errors(out):
+                    proof = merge_and_prove(load_adapted(recipe.model, adapter), recipe, rendering, step.partial)
             except UserError:
                 shutil.rmtree(step.partial)
                 raise
