@@ -2,7 +2,8 @@
 # make test       install, then lint, types and the tests (under 10 minutes on 2 cores)
 # make test-slow  the real model at length
 # make bench      engine overhead, batching, the evaluation's cost against the paper's protocol, a million rows of pairs,
-#                 training beside stock TRL, the estimate of its memory, the longer adaptation run
+#                 training beside stock TRL, the estimate of its memory, slot diffusion on models made for it,
+#                 the longer adaptation run
 # make lint       ruff and mypy alone
 # make ds1000-env the libraries that DS-1000 is scored with (about 1 GB, Python 3.11)
 # make vllm-env   vLLM for CPUs, which make test-slow serves with where it is there (about 3 GB, Python 3.11)
@@ -42,6 +43,8 @@ bench: .venv/.test
 	$(BIN)/python tests/bench_data.py
 	$(BIN)/python tests/bench_train.py
 	$(BIN)/python tests/bench_memory.py
+	$(BIN)/python tests/bench_laboratory.py
+	$(BIN)/python tests/bench_slots.py
 	$(MAKE) pipeline RECIPE=smollm2-long
 
 lint: .venv/.test

@@ -49,6 +49,7 @@ def audit_arm(invocation: Invocation) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UserError("eval/audit.py runs as one process; launch it with --num_processes 1")
     found = suite.load(invocation)
+    decoders.check(recipe, found.requests)
     settings = settings_of(invocation, found.data_hash)
     folder = invocation.run_dir / "eval" / f"audit-{recipe.eval.arm}"
     if invocation.dry_run:

@@ -54,6 +54,7 @@ def replay_arm(invocation: Invocation, state: PartialState) -> None:
     with launch.main_first(state):
         found = suite.load(invocation)
         requests = found.requests
+        decoders.check(recipe, requests)
         sandbox = suite.check_scoring(recipe.eval)
         tokenizer = loading.load_tokenizer(recipe.model)
         weights = arms.needed(invocation)

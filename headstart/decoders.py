@@ -1,6 +1,6 @@
 """The decoder of a model's family: for one request at a time, and for many."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from headstart.decoder import Answer, PassCounter
 from headstart.family import token_id
 from headstart.lookup import Tokens
 from headstart.prompt import Renderer
-from headstart.slot_diffusion import SlotDiffusionDecoder
+from headstart.slot_diffusion import SlotDiffusionDecoder, block_length
 from recipes.schema import DIFFUSION, Recipe, Slots
 
 Diffusion = SlotDiffusionDecoder | BidirectionalDecoder
@@ -112,6 +112,13 @@ def batch_decoder(
     decoder = single_decoder(model, rendering, stop_ids, limit, slots, rule)
     assert not isinstance(decoder, AutoregressiveDecoder)
     return OneByOne(decoder, batch_size)
+
+
+def check(recipe: Recipe, benchmarks: Iterable[str]) -> None:
+    """Raise UserError, before a model is loaded, where a benchmark's slots and the limit do not go together."""
+    if recipe.model.family == "refusion":
+        for name in benchmarks:
+            block_length(recipe.slots.of(name), recipe.eval.max_new_tokens)
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:

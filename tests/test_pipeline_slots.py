@@ -6,7 +6,7 @@ import pytest
 from conftest import tokenizer_folder
 
 from data_builders import build
-from eval import report, run
+from eval import audit, report, run
 from train import merge, sft
 
 SETTINGS = (
@@ -37,3 +37,26 @@ def test_a_slot_diffusion_recipe_runs_from_data_to_report(name, tmp_path, capsys
     assert all(len(line["updates"]) == len(line["sentences"]) for line in walked)
     assert all(line["stream_passes_paper"] == max(3, line["stream_passes"]) for line in walked)
     assert json.loads((folder / "merged" / "merge.json").read_text())["changed_tensors"] > 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("slots.slot_size=3", "are no whole number of slots"),
+        ("slots.benchmarks={humaneval: {slot_size: 3}}", "are no whole number of slots"),
+        ("slots.benchmarks={humanevall: {slot_size: 4}}", "slots.benchmarks.humanevall: no benchmark 'humanevall'"),
+        ("slots.hide=each", "never sees the token that it judges"),
+        ("slots={keep: every, paper_floor: true}", "goes with neither paper_floor nor half_kept=drop"),
+    ],
+)
+@pytest.mark.parametrize("script", [run, audit])
+def test_slots_that_cannot_be_are_refused_before_a_model_is_loaded(script, setting, said, tmp_path, capsys):
+    given = [f"run.dir={tmp_path / 'run'}", f"model.name={tokenizer_folder('refusion')}", *SETTINGS]
+    asked = ["recipe=refusion-prefix-to-answer", *given, setting, "eval.arm=plain", "--dry-run"]
+    assert script.main(asked) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_slots_of_a_model_that_has_none_are_refused(capsys):
+    assert run.main(["recipe=smollm2", "slots.keep=every", "--dry-run"]) == 2
+    assert "slots.keep: for model.family=refusion alone, not smollm2" in capsys.readouterr().err
