@@ -56,7 +56,10 @@ _QWEN3 = Family(
     end_of_turn="<|im_end|>",
     stop_tokens=("<|im_end|>", "<|endoftext|>"),
     template_arguments=MappingProxyType({"enable_thinking": False}),
-    control=("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+    control=(
+        *("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+        *("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
+    ),
 )
 
 FAMILIES: Mapping[str, Family] = MappingProxyType(

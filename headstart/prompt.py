@@ -20,7 +20,7 @@ from headstart.request import Message
 from recipes.errors import UserError
 from recipes.run_folder import digest
 
-VERSION = "1"
+VERSION = "2"
 IGNORED = -100  # the label of a token that is not supervised
 _OPEN, _CLOSE = "\ue000", "\ue001"  # private-use characters around a placeholder's number
 _PROBE = "Write `area(w, h)`.\n\nIt returns w*h, e.g. 6 for (2, 3)."

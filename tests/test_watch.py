@@ -20,6 +20,7 @@ from headstart.tiny import tiny_model
 from recipes.errors import UserError
 from recipes.loader import parse, resolve
 from recipes.schema import Train
+from train import base as train_base
 from train import sft, watching
 from train.watch import Watched, best, watched_requests
 
@@ -271,4 +272,4 @@ def test_nothing_is_watched_under_zero3(base, tmp_path, monkeypatch, capsys):
     assert "nothing is watched under ZeRO-3; launch under zero2.yaml" in capsys.readouterr().out
     kept = resolve(str(recipe), ["train.keep=best", "eval.benchmarks=[mbpp]"]).recipe
     with pytest.raises(UserError, match="nothing is watched under ZeRO-3"):
-        sft.watch(kept, None, frozenset(), step)
+        train_base.check(kept)

@@ -55,6 +55,8 @@ def check(recipe: Recipe) -> None:
         raise UserError(f"train.liger=true: {why}")
     if recipe.train.base_4bit and not _installed("bitsandbytes"):
         raise UserError("train.base_4bit=true: pip install bitsandbytes, or set train.base_4bit=false")
+    if recipe.train.keep == "best" and zero_stage() == 3:
+        raise UserError("train.keep=best: nothing is watched under ZeRO-3; launch under zero2.yaml or keep=last")
     if recipe.train.base_4bit and zero_stage() == 3:
         raise UserError("train.base_4bit=true: ZeRO-3 cannot share out 4-bit weights; launch under zero2.yaml")
 

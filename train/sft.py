@@ -178,15 +178,10 @@ def make_trainer(recipe: Recipe, **common: Any) -> LabelledTrainer:
 
 
 def watch(recipe: Recipe, rendering: Renderer, stops: frozenset[int], step: run_folder.Step) -> list[Watch]:
-    """The callback that watches, where the recipe wants one and the launch allows it.
-
-    Raises UserError under ZeRO-3 where the adapter that is kept depends on it.
-    """
+    """The callback that watches, where the recipe wants one and the launch allows it."""
     if not recipe.train.watch_every:
         return []
     if base.zero_stage() == 3:  # each of its passes would gather all weights, token by token
-        if recipe.train.keep == "best":
-            raise UserError("train.keep=best: nothing is watched under ZeRO-3; launch under zero2.yaml or keep=last")
         print("train.watch_every: nothing is watched under ZeRO-3; launch under zero2.yaml to watch")
         return []
     heldout = step.invocation.run_dir / "data" / "heldout.jsonl"
