@@ -48,12 +48,11 @@ def load(invocation: Invocation) -> Suite:
             raise UserError(f"eval.paths.{name}: {name!r} is not among eval.benchmarks={list(settings.benchmarks)}")
         if benchmark(name) is own:
             raise UserError(f"eval.paths.{name}: a file of your own is its own path; take it out")
-    for name in settings.limit if isinstance(settings.limit, dict) else ():
-        if name not in settings.benchmarks and name not in BENCHMARKS:
-            raise UserError(f"eval.limit.{name}: no benchmark {name!r}; there are {', '.join(settings.benchmarks)}")
-    for name in invocation.recipe.slots.benchmarks:
-        if name not in settings.benchmarks and name not in BENCHMARKS:
-            raise UserError(f"slots.benchmarks.{name}: no benchmark {name!r}; there are {', '.join(BENCHMARKS)}")
+    limits = settings.limit if isinstance(settings.limit, dict) else {}
+    for key, names in (("eval.limit", limits), ("slots.benchmarks", invocation.recipe.slots.benchmarks)):
+        for name in names:
+            if name not in settings.benchmarks and name not in BENCHMARKS:
+                raise UserError(f"{key}.{name}: no benchmark {name!r}; there are {', '.join(settings.benchmarks)}")
     whole = {name: _load(name, invocation) for name in settings.benchmarks}
     owners: dict[str, str] = {}
     for name, requests in whole.items():

@@ -38,7 +38,7 @@ class BidirectionalDecoder:
         self.model, self.stop_ids, self.mask_id = model, stop_ids, mask_id
         self.limit, self.settings, self.rule, self.shifted = limit, settings, rule, shifted
         self.context = context_length(model.config)
-        self.block = block_length(settings.model_copy(update={"slot_size": 1}), limit)
+        self.block = block_length(by_token(settings), limit)
         self.calls: list[Call] = []
         self.claimed = False
 
@@ -117,3 +117,8 @@ class BidirectionalDecoder:
         self.calls += [Call("predict", 1, ids.shape[1], 0)] * len(rows)
         logits: Tensor = self.model(input_ids=ids).logits
         return torch.cat([logits[:, :1], logits[:, :-1]], dim=1) if self.shifted else logits
+
+
+def by_token(settings: Slots) -> Slots:
+    """The settings with slots of one token: such a model commits token by token."""
+    return settings.model_copy(update={"slot_size": 1})

@@ -7,13 +7,13 @@ from typing import Any
 from headstart.acceptance import Rule, Rules, greedy, leading_run
 from headstart.autoregressive import AutoregressiveDecoder
 from headstart.batch import Advance, BatchDecoder
-from headstart.bidirectional import BidirectionalDecoder
+from headstart.bidirectional import BidirectionalDecoder, by_token
 from headstart.decoder import Answer, PassCounter
 from headstart.family import token_id
 from headstart.lookup import Tokens
 from headstart.prompt import Renderer
 from headstart.slot_diffusion import SlotDiffusionDecoder, block_length
-from recipes.schema import DIFFUSION, Recipe, Slots
+from recipes.schema import BIDIRECTIONAL, DIFFUSION, Recipe, Slots
 
 Diffusion = SlotDiffusionDecoder | BidirectionalDecoder
 SingleDecoder = AutoregressiveDecoder | Diffusion
@@ -116,9 +116,10 @@ def batch_decoder(
 
 def check(recipe: Recipe, benchmarks: Iterable[str]) -> None:
     """Raise UserError, before a model is loaded, where a benchmark's slots and the limit do not go together."""
-    if recipe.model.family == "refusion":
+    if recipe.model.family in DIFFUSION:
         for name in benchmarks:
-            block_length(recipe.slots.of(name), recipe.eval.max_new_tokens)
+            slots, limit = recipe.slots.of(name), recipe.eval.max_new_tokens
+            block_length(by_token(slots) if recipe.model.family in BIDIRECTIONAL else slots, limit)
 
 
 def settings_of(recipe: Recipe) -> dict[str, Any]:

@@ -404,8 +404,7 @@ class SlotDiffusionDecoder:
 
     def _reusable(self, tokens: Sequence[Placed]) -> int:
         """How many of the first `tokens` the cache holds as one pass over them would."""
-        common = _common(self._held, tokens)
-        return common if common <= self._plain else int(self._plain)
+        return int(min(_common(self._held, tokens), self._plain))
 
     def _fit(self, prompt: Sequence[int]) -> None:
         if len(prompt) + self.limit > self.context:

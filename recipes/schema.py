@@ -6,11 +6,13 @@ gives one; README has the table of what it leaves open and what stands here inst
 
 import os
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-DIFFUSION = ("refusion", "llada", "dream", "bidirectional")  # of `headstart.family`, those not decoded left to right
+BIDIRECTIONAL = ("llada", "dream", "bidirectional")  # of `headstart.family`, those that see what they judge
+DIFFUSION = ("refusion", *BIDIRECTIONAL)  # those not decoded left to right
 
 Arm = Literal["plain", "message", "adapter", "merged"]
 Dtype = Literal["float32", "bfloat16"]
@@ -210,7 +212,9 @@ class _Differing(Section):
 
 
 class Slots(Section):
-    """Decoding of a slot-diffusion model; the defaults are those of ReFusion's own evaluation on HumanEval."""
+    """Decoding of a diffusion model; the defaults are those of ReFusion's own evaluation on HumanEval."""
+
+    BIDIRECTIONAL: ClassVar = frozenset({"serial_blocks", "token_threshold", "benchmarks", "hide"})  # what those use
 
     slot_size: Count = Field(32, description="tokens of a slot")
     serial_blocks: Count = Field(4, description="blocks of slots that are decoded one after the other")
@@ -478,11 +482,12 @@ class Recipe(Section):
         if (family == "refusion") != (objective == "slot_diffusion"):
             due = "slot_diffusion" if family == "refusion" else "sft or self_distill"
             raise ValueError(f"train.objective={objective}: model.family={family} takes {due}")
-        if self.slots.hide != "nothing" and family not in DIFFUSION[1:]:
-            raise ValueError(f"slots.hide={self.slots.hide}: model.family={family} never sees the token that it judges")
-        for name in ("scoring", "half_kept", "keep", "paper_floor", "compat"):
-            if family != "refusion" and getattr(self.slots, name) != Slots.model_fields[name].default:
-                raise ValueError(f"slots.{name}: for model.family=refusion alone, not {family}; take it out")
+        used: Iterable[str] = ()
+        if family in DIFFUSION:
+            used = Slots.BIDIRECTIONAL if family in BIDIRECTIONAL else Slots.model_fields.keys() - {"hide"}
+        given = self.slots.model_dump(exclude_defaults=True).keys()
+        if idle := sorted(given - set(used)):
+            raise ValueError(f"slots.{idle[0]}: model.family={family} has no use for it; take it out")
         if family in DIFFUSION and self.eval.replay == "last":
             raise ValueError("eval.replay=last: the draft of a diffusion model depends on those before it; set full")
         if family in DIFFUSION and self.eval.recycle:

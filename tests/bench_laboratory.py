@@ -23,7 +23,7 @@ from eval import audit, report, run
 from eval.definitions import BY_NAME
 from eval.report_format import number, with_bounds
 from eval.resampling import estimate, interval, seed_for
-from recipes.schema import Report
+from recipes.schema import Report, Slots
 from train import merge, sft
 
 REQUESTS = 200  # of each kind
@@ -201,9 +201,8 @@ def ran(script: Callable[[list[str]], int], place: Path, where: str, model: str,
     """One of the project's scripts, on a model of the laboratory."""
     made = folder()
     files = ",".join(str(made / f"{kind}.jsonl") for kind in KINDS)
-    chosen = {
-        key: getattr(DECODING, key) for key in ("slot_size", "serial_blocks", "slot_threshold", "token_threshold")
-    }
+    decoding = {"slot_size", "serial_blocks", "slot_threshold", "token_threshold"}
+    chosen = DECODING.model_dump(include=decoding if model == "slots" else decoding & Slots.BIDIRECTIONAL)
     given = [
         *("recipe=refusion-prefix-to-answer", f"run.dir={place / where}", f"model.name={made / model}"),
         *("model.revision=null", "model.dtype=float32", "model.device=cpu", "slots.benchmarks={}"),

@@ -68,7 +68,8 @@ def estimated(launch: str | None, arguments: Sequence[str]) -> int:
     invocation = parse(arguments)
     recipe, world = invocation.recipe, 2 if launch else 1
     rendering = renderer(loading.load_tokenizer(recipe.model), loading.family(recipe.model))
-    rows = training_rows(invocation.run_dir / "data", rendering, recipe.train, recipe.run.seed)
+    message = recipe.prompt.system_message
+    rows = training_rows(invocation.run_dir / "data", rendering, recipe.train, recipe.run.seed, message)
     ordered = in_order(rows.dataset, recipe.train, recipe.run.seed)
     environment = {}
     if launch and launch.startswith("zero"):

@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 from conftest import SIZES, real_tokenizer
-from transformers import AutoModelForCausalLM, Gemma3TextConfig
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, PretrainedConfig
 
 from headstart.acceptance import everything, greedy
 from headstart.bidirectional import BidirectionalDecoder
 from headstart.decoder import Answer, PassCounter
 from headstart.decoders import OneByOne
-from headstart.family import FAMILIES, check_model
+from headstart.family import FAMILIES, check_model, context_length, stop_ids
 from headstart.model import load_model, load_tokenizer
 from recipes.errors import UserError
 from recipes.loader import parse
@@ -104,8 +104,8 @@ from transformers.modeling_outputs import MaskedLMOutput
 class ToyConfig(PretrainedConfig):
     model_type = "llada"
 
-    def __init__(self, vocab_size=0, max_position_embeddings=512, **others):
-        self.vocab_size, self.max_position_embeddings = vocab_size, max_position_embeddings
+    def __init__(self, vocab_size=0, max_sequence_length=512, **others):
+        self.vocab_size, self.max_sequence_length = vocab_size, max_sequence_length
         super().__init__(**others)
 
 
@@ -142,8 +142,28 @@ def test_a_models_own_code_runs_only_when_it_is_asked_for(own_code, monkeypatch,
     with pytest.raises(UserError, match=r"its own code.*model\.trust_remote_code=true"):
         load_model(settings)
     allowed = settings.model_copy(update={"trust_remote_code": True})
-    assert type(load_model(allowed)).__name__ == "ToyModel"
-    assert load_tokenizer(allowed).eos_token == "<|im_end|>"
+    model, tokens = load_model(allowed), load_tokenizer(allowed)
+    assert type(model).__name__ == "ToyModel"
+    assert tokens.eos_token == "<|im_end|>"
+    ends = stop_ids(FAMILIES["llada"], tokens, model)  # the toy cannot generate: it has no generation config
+    assert tokens.eos_token_id in ends
+    decoder = BidirectionalDecoder(model, ends, 39, 8, Slots(serial_blocks=1), greedy, shifted=False)
+    assert decoder.context == 512  # by LLaDA's own name for it
+    assert len(decoder.decode([5, 6, 7], Answer()).tokens) == 8
+
+
+def test_a_config_without_a_context_length_is_one_line():
+    with pytest.raises(UserError, match="has no max_position_embeddings"):
+        context_length(PretrainedConfig())
+
+
+@pytest.mark.parametrize("name", ["slot_size=4", "slot_threshold=0.5", "keep=every", "scoring=ar", "paper_floor=true"])
+def test_slots_that_such_a_model_has_no_use_for_are_refused(name):
+    key = name.partition("=")[0]
+    given = ["recipe=smollm2", "model.family=bidirectional", "eval.replay=full"]
+    with pytest.raises(UserError, match=rf"slots\.{key}: model\.family=bidirectional has no use for it"):
+        parse([*given, f"slots.{name}"])
+    parse([*given, "slots.token_threshold=0.5", "slots.serial_blocks=2", "slots.hide=each"])
 
 
 def test_a_hub_models_code_has_to_be_pinned(capsys):

@@ -19,7 +19,8 @@ from recipes.loader import parse
 from recipes.schema import Train
 from train.adapter import lora_config
 from train.distill import DistillCollator, DistillTrainer, kl_divergence
-from train.rows import training_rows, whole_request
+from train.preflight import micro_batches
+from train.rows import tokens_read, training_rows, whole_request
 
 DISTILLED = {"objective": "self_distill", "dropout": 0.0}
 ROWS = [  # prefix, whole request with and without the message; answers of 3, 2 and 1 tokens
@@ -153,6 +154,17 @@ def test_the_teacher_reads_the_requests_own_system_message():
         assert whole_request(pair)["prompt"] == conversation("Sum it.", asked, message)
     pair = {"prompt": conversation("Sum", (), tiny_run.MESSAGE), "rest": ""}
     assert whole_request(pair, without=tiny_run.MESSAGE)["prompt"] == conversation("Sum", (), None)
+
+
+def test_training_counts_the_tokens_that_the_dry_run_counts(tmp_path, smollm2):
+    """The rate that training prints is what train.tokens_per_second asks for."""
+    write_pairs(rows(6), tmp_path)
+    for settings in (Train(), Train(objective="self_distill", retain=1.0, retain_share=0.5)):
+        found = training_rows(tmp_path, smollm2, settings, seed=1, message=tiny_run.MESSAGE).dataset
+        shapes = micro_batches(found, 2)
+        assert tokens_read(found, 0) == sum(s.filled + (s.teacher.filled if s.teacher else 0) for s in shapes)
+        assert tokens_read(found, 6) == 0
+        assert 0 < tokens_read(found, 4) < tokens_read(found, 0)
 
 
 def test_a_pair_whose_whole_request_is_too_long_is_dropped(tmp_path, smollm2):

@@ -1,5 +1,6 @@
 """Training that is killed or cannot go on: the same command resumes, and what failed is one clear line."""
 
+import json
 import os
 import random
 import re
@@ -16,8 +17,9 @@ from test_sources import with_hub
 from tiny_run import killed_after, train, weights, write_recipe
 
 from recipes import run_folder
+from recipes.errors import UserError
 from recipes.loader import resolve
-from train import sft
+from train import checkpoints, merge, sft
 from train.adapter import prove_adapter
 
 ROOT = Path(__file__).parents[1]
@@ -132,6 +134,36 @@ def test_a_full_disk_is_one_line_and_the_same_command_resumes(base, tmp_path, si
     resumed = train(recipe)
     assert len(weights(resumed)) == 16
     run_folder.need(resumed, "")
+
+
+@pytest.mark.parametrize("size", [4_000, 60_000])
+def test_a_full_disk_while_merging_is_one_line_and_leaves_nothing(base, tmp_path, size):
+    recipe = write_recipe(tmp_path, base, "smollm2", steps=2, save_every=2)
+    train(recipe)
+    process = subprocess.run(
+        [sys.executable, "train/merge.py", f"recipe={recipe}"],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        preexec_fn=lambda: limited(size), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert process.returncode == 2, process.stderr
+    merged = tmp_path / "run" / "merged"
+    assert one_line(process.stderr).startswith(f"error: {merged}: cannot be written (")
+    assert not merged.exists()
+    assert not (tmp_path / "run" / ".merged.partial").exists()
+    assert merge.main([f"recipe={recipe}"]) == 0
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 2)])
+def test_a_checkpoint_of_another_zero_stage_is_refused(tmp_path, monkeypatch, before, after):
+    """DeepSpeed cuts the optimizer's state to the stage. Two processes under each are in test_launch."""
+    checkpoint = tmp_path / "checkpoint-2"
+    checkpoint.mkdir()
+    monkeypatch.setattr(checkpoints, "zero_stage", lambda: before)
+    (checkpoint / checkpoints.WHOLE).write_text(json.dumps({"layout": checkpoints.layout(), "sizes": {}}))
+    assert checkpoints.last_whole(tmp_path) == str(checkpoint)
+    monkeypatch.setattr(checkpoints, "zero_stage", lambda: after)
+    with pytest.raises(UserError, match=f"written under .* ZeRO-{before}, this launch has .* ZeRO-{after}; launch as"):
+        checkpoints.last_whole(tmp_path)
 
 
 def test_a_refused_model_is_one_line(tmp_path):

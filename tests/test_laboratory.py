@@ -1,9 +1,16 @@
-"""The laboratory's small world: its answers are right, its parts are apart. (The benchmarks make its models.)"""
+"""The laboratory's small world: its answers are right, its parts are apart; its masked rows. (The benchmarks make its
+models.)
+"""
 
 import itertools
 
 import pytest
-from laboratory import KINDS, ORDER, PLACES, WORDS, Made, requests, tokenizer
+import torch
+from laboratory import KINDS, ORDER, PLACES, SPECIAL, WORDS, Made, requests, tokenizer
+from masked import MaskedCollator
+
+from headstart.family import FAMILIES
+from headstart.prompt import IGNORED, renderer
 
 PARTS = {"made of": 150, "adapted on": 100, "held out": 100}
 
@@ -78,3 +85,31 @@ def test_answers_fit_their_places_and_come_back_from_the_tokenizer(world):
         ids = known(one.answer).input_ids
         assert len(ids) < PLACES
         assert known.decode(ids) == one.answer
+
+
+def test_a_masked_row_hides_predicts_and_disturbs_what_it_says(world):
+    """Every place of the answer is predicted; hidden ones count by the row's draw, one shown in ten is random."""
+    known, places, made = tokenizer(), 8, world["held out"][:120]
+    mask, first = known.convert_tokens_to_ids("<|mask|>"), len(SPECIAL)
+    rendering = renderer(known, FAMILIES["bidirectional"])
+    rows = [rendering.row("Write it.", one.answer) for one in made]
+    given = [{"input_ids": row.ids, "labels": row.labels, "place": place} for place, row in enumerate(rows)]
+    collator = MaskedCollator(0, mask, range(first, len(known)), places, len(rows), 0)
+    found = collator(given)
+    shown = disturbed = 0
+    for at, row in enumerate(rows):
+        prompt = row.labels.count(IGNORED)
+        answer = (row.ids[prompt:] + [row.ids[-1]] * places)[:places]
+        assert found["labels"][at].tolist()[: prompt + places] == [IGNORED] * prompt + answer
+        seen, weight = (found[name][at, prompt : prompt + places] for name in ("input_ids", "weights"))
+        hidden = seen == mask
+        assert found["input_ids"][at, :prompt].tolist() == row.ids[:prompt]
+        torch.testing.assert_close(weight[~hidden], torch.full_like(weight[~hidden], 1 / (len(rows) * places)))
+        assert len(set(weight[hidden].tolist())) <= 1
+        assert bool((weight[hidden] > 1 / (len(rows) * places)).all())
+        other = ~hidden & (seen != torch.tensor(answer))
+        assert bool((seen[other] >= first).all())
+        shown, disturbed = shown + int((~hidden).sum()), disturbed + int(other.sum())
+    assert 0.05 < disturbed / shown < 0.15
+    assert shown > 200
+    assert all(torch.equal(found[name], again) for name, again in collator(given).items())

@@ -45,7 +45,7 @@ def test_a_slot_diffusion_recipe_runs_from_data_to_report(name, tmp_path, capsys
         ("slots.slot_size=3", "are no whole number of slots"),
         ("slots.benchmarks={humaneval: {slot_size: 3}}", "are no whole number of slots"),
         ("slots.benchmarks={humanevall: {slot_size: 4}}", "slots.benchmarks.humanevall: no benchmark 'humanevall'"),
-        ("slots.hide=each", "never sees the token that it judges"),
+        ("slots.hide=each", "slots.hide: model.family=refusion has no use for it"),
         ("slots={keep: every, paper_floor: true}", "goes with neither paper_floor nor half_kept=drop"),
     ],
 )
@@ -59,4 +59,4 @@ def test_slots_that_cannot_be_are_refused_before_a_model_is_loaded(script, setti
 
 def test_slots_of_a_model_that_has_none_are_refused(capsys):
     assert run.main(["recipe=smollm2", "slots.keep=every", "--dry-run"]) == 2
-    assert "slots.keep: for model.family=refusion alone, not smollm2" in capsys.readouterr().err
+    assert "slots.keep: model.family=smollm2 has no use for it" in capsys.readouterr().err

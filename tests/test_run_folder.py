@@ -117,6 +117,14 @@ def test_a_broken_off_step_is_continued_by_the_same_settings(invocation, folder,
     assert not make(invocation, folder)
 
 
+def test_the_mark_of_a_broken_off_step_is_not_written_again(invocation, folder):
+    """A kill in the middle of that would leave settings that nobody gave."""
+    mark = broken_off(invocation, folder) / "partial.json"
+    before = mark.stat()
+    with run_folder.step(invocation, folder, SETTINGS):
+        assert (mark.stat().st_ino, mark.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+
+
 def test_a_broken_off_step_of_other_settings_is_cleared(invocation, folder, capsys):
     partial = broken_off(invocation, folder, {"rank": 1})
     assert make(invocation, folder)

@@ -43,12 +43,12 @@ def _has_flash_attention(settings: Model) -> bool:
 
 
 def check(recipe: Recipe) -> None:
-    """Raise UserError, before anything is loaded, where a kernel or package that the recipe asks for is not here."""
-    attention(recipe)
+    """Raise UserError, before weights are loaded, where what the recipe asks for cannot be had in this launch."""
     if loading.family(recipe.model).decoder == "bidirectional":
         raise UserError(
             f"model.family={recipe.model.family}: such a model can be evaluated and audited, not trained here"
         )
+    attention(recipe)
     on_gpu = loading.device(recipe.model).type == "cuda"
     if recipe.train.liger and not (on_gpu and _installed("liger_kernel")):
         why = "pip install liger-kernel" if on_gpu else "its kernels need a GPU; set train.liger=false"

@@ -42,8 +42,9 @@ class Checkpoints(TrainerCallback):
 def layout() -> str:
     """How the launch shares the work; the optimizer's and the random states in a checkpoint are cut to it."""
     processes = PartialState()
-    stage = f" stage {zero_stage()}" if zero_stage() else ""
-    return f"{processes.num_processes} process(es), {processes.distributed_type.value}{stage}"
+    stage = zero_stage()
+    zero = f" ZeRO-{stage}" if stage else ""
+    return f"{processes.num_processes} process(es), {processes.distributed_type.value}{zero}"
 
 
 def last_whole(folder: Path) -> str | None:

@@ -57,21 +57,30 @@ def merge(invocation: Invocation) -> None:
     with run_folder.step(invocation, out, settings) as step:
         if step is not None:
             try:
-                rendering = renderer(loading.load_tokenizer(recipe.model), loading.family(recipe.model))
                 with plain_errors(out):
-                    proof = merge_and_prove(load_adapted(recipe.model, adapter), recipe, rendering, step.partial)
+                    write_merged(step, record)
             except UserError:
                 shutil.rmtree(step.partial)
                 raise
-            lines = [*([TRAINED_IN_4_BITS] if trained_in_4_bits(record) else []), *proof.lines()]
-            print("\n".join(lines))
-            write_tokenizer(step.partial, recipe.model, rendering)
-            proved = {**proof.record(), "trained_on_4bit_base": trained_in_4_bits(record)}
-            (step.partial / "merge.json").write_text(json.dumps(proved, indent=1) + "\n")
-            (step.partial / "README.md").write_text(card(invocation, record, lines))
-            run_folder.finish(step)
     if repo is not None:
         print(f"{out}: pushed, {push(out, repo)}")
+
+
+def write_merged(step: run_folder.Step, record: Mapping[str, Any]) -> None:
+    """Merge the adapter whose record is given, prove it, write all that a server needs, and finish the step.
+
+    Raises UserError where a proof fails.
+    """
+    recipe, adapter = step.invocation.recipe, step.invocation.run_dir / "adapter"
+    rendering = renderer(loading.load_tokenizer(recipe.model), loading.family(recipe.model))
+    proof = merge_and_prove(load_adapted(recipe.model, adapter), recipe, rendering, step.partial)
+    lines = [*([TRAINED_IN_4_BITS] if trained_in_4_bits(record) else []), *proof.lines()]
+    print("\n".join(lines))
+    write_tokenizer(step.partial, recipe.model, rendering)
+    proved = {**proof.record(), "trained_on_4bit_base": trained_in_4_bits(record)}
+    (step.partial / "merge.json").write_text(json.dumps(proved, indent=1) + "\n")
+    (step.partial / "README.md").write_text(card(step.invocation, record, lines))
+    run_folder.finish(step)
 
 
 def trained_in_4_bits(record: Mapping[str, Any]) -> bool:
