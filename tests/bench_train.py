@@ -37,7 +37,7 @@ STOCK: dict[str, tuple[str, ...]] = {
 }
 BESIDE = {"its defaults": ("sft, one pair at a time", 1.5, 0.6), "our dtype, no checkpointing": ("sft", 1.25, 0.8)}
 DISTILL, RETAIN_SHARE = 1.8, 0.25
-WATCHED, WATCH_STEPS, WATCH_EVERY = 0.05, 1000, 200  # the most that looks may take of a recipe of so many steps
+WATCHED, WATCH_STEPS, WATCH_EVERY = 0.05, 1000, 250  # the most that looks may take of a recipe of so many steps
 OURS: dict[str, tuple[str, ...]] = {
     "sft": (),
     "sft, checkpointing": ("train.gradient_checkpointing=true",),
